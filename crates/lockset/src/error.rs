@@ -1,0 +1,178 @@
+//! One public error, its variants ordered by what the caller does next.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::engine::Holder;
+use crate::name::Name;
+
+/// The result of every fallible operation of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// What went wrong. That a lock is busy is not an error: `try_lock` answers `Ok(None)`.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The lock was not granted in the time given. Try again later, or tell the holder.
+    #[error("`{name}` was not granted within {waited:.1?}{}", held_by(holder))]
+    Timeout {
+        /// The lock.
+        name: Name,
+        /// How long the caller was ready to wait.
+        waited: Duration,
+        /// Who held it when the time was over, if that could still be found out.
+        holder: Option<Box<Holder>>,
+    },
+
+    /// The lock was held and can no longer be trusted. Stop the protected work.
+    #[error("the lock `{name}` was lost: {reason}")]
+    Lost {
+        /// The lock.
+        name: Name,
+        /// Why.
+        reason: LossReason,
+    },
+
+    /// There was nothing to renew or release: the claim does not hold the lock (any more).
+    #[error("`{name}` is not held by this claim (any more)")]
+    NotHeld {
+        /// The lock.
+        name: Name,
+    },
+
+    /// The name is in use in another way: as a mutex and as a semaphore, say, or with another
+    /// limit. Agree on one use per name.
+    #[error("`{name}` cannot be used this way: {why}")]
+    Conflict {
+        /// The lock.
+        name: Name,
+        /// What it is used as, and what was asked for.
+        why: String,
+    },
+
+    /// The engine cannot do this, now or ever. Choose another engine or another primitive.
+    #[error("the {engine} engine does not support {what}")]
+    Unsupported {
+        /// The engine.
+        engine: &'static str,
+        /// What was asked for.
+        what: String,
+    },
+
+    /// The lock's home could not be reached or could not do its work. Whether the request took
+    /// effect is unknown unless the source says so; lockset itself cleans up after it.
+    #[error("the {engine} engine failed: {what}")]
+    Unreachable {
+        /// The engine.
+        engine: &'static str,
+        /// What was found, and where known what to do about it.
+        what: String,
+        /// Whether the same call may succeed later without anybody's help.
+        retryable: bool,
+        /// The engine's own error.
+        #[source]
+        source: Option<Source>,
+    },
+
+    /// Something the caller gave is not valid: a name, a duration, a URL, a ticket.
+    #[error("the {what} {value:?} is not valid: {why}")]
+    Invalid {
+        /// What kind of thing.
+        what: &'static str,
+        /// The thing, shortened; never a secret.
+        value: String,
+        /// The reason, and what would be valid.
+        why: String,
+    },
+
+    /// The client was closed by [`Lockset::close`](crate::Lockset::close).
+    #[error("this client was closed")]
+    Closed,
+}
+
+impl Error {
+    pub(crate) fn invalid(what: &'static str, value: &str, why: impl Into<String>) -> Self {
+        let mut value: String = value.chars().take(80).collect();
+        if value.len() == 80 {
+            value.push('…');
+        }
+        Error::Invalid { what, value, why: why.into() }
+    }
+
+    pub(crate) fn lost(name: &Name, reason: LossReason) -> Self {
+        Error::Lost { name: name.clone(), reason }
+    }
+
+    /// Whether the same call may succeed later although nobody changed anything.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Error::Timeout { .. } | Error::Unreachable { retryable: true, .. })
+    }
+}
+
+fn held_by(holder: &Option<Box<Holder>>) -> String {
+    match holder {
+        None => String::new(),
+        Some(holder) => {
+            let by = if holder.note.by.is_empty() { "somebody" } else { &holder.note.by };
+            match &*holder.note.text {
+                "" => format!("; it is held by {by}"),
+                text => format!("; it is held by {by} ({text})"),
+            }
+        }
+    }
+}
+
+/// Why a lock that was held can no longer be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// The lease was not renewed in time: the engine did not answer, or this process slept.
+    Expired,
+    /// The fixed lease, or the longest time it was to be held, is over.
+    HeldLongest,
+    /// The engine no longer knows the claim: it lost state, or its clock jumped.
+    Forgotten,
+    /// An operator freed the lock at once.
+    Broken,
+    /// An operator asked for the lock back: renewals were refused and the lease ran out.
+    Revoked,
+    /// The session with the engine ended, and the lock with it.
+    SessionEnded,
+    /// The process was forked; the lock belongs to the parent.
+    Forked,
+    /// The guard was already released, or its client closed.
+    Released,
+}
+
+impl LossReason {
+    /// A word for machines: metrics labels, JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            LossReason::Expired => "expired",
+            LossReason::HeldLongest => "held_longest",
+            LossReason::Forgotten => "forgotten",
+            LossReason::Broken => "broken",
+            LossReason::Revoked => "revoked",
+            LossReason::SessionEnded => "session_ended",
+            LossReason::Forked => "forked",
+            LossReason::Released => "released",
+        }
+    }
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LossReason::Expired => "its lease could not be renewed in time",
+            LossReason::HeldLongest => "the longest time it may be held is over",
+            LossReason::Forgotten => "the engine no longer knows it",
+            LossReason::Broken => "an operator broke it",
+            LossReason::Revoked => "an operator asked for it back and the lease ran out",
+            LossReason::SessionEnded => "the session with the engine ended",
+            LossReason::Forked => "this process is a fork of the one that holds it",
+            LossReason::Released => "it was released",
+        })
+    }
+}
