@@ -341,9 +341,9 @@ impl Home {
         if !self.marks.is_empty() && self.marks.get(&claim.id).is_some_and(|until| *until > now) {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
+        self.expire(&claim.name, now);
         let base = self.base;
         let lock = self.lock_of(&claim.name);
-        lock.expire(base, now);
         if lock.holders.contains_key(&claim.id) || lock.places.contains_key(&claim.id) {
             return self.look(claim, now);
         }
@@ -363,10 +363,9 @@ impl Home {
 
     /// How a claim that entered before is doing.
     fn look(&mut self, claim: &Claim, now: Moment) -> Result<Entered> {
-        let base = self.base;
         let gone = || Error::NotHeld { name: claim.name.clone() };
+        self.expire(&claim.name, now);
         let lock = self.locks.get_mut(&claim.name).ok_or_else(gone)?;
-        lock.expire(base, now);
         if let Some(held) = lock.holders.get(&claim.id) {
             return Ok(Entered::Granted(held.as_grant()));
         }
@@ -374,12 +373,19 @@ impl Home {
         lock.queued(place, now).ok_or_else(gone)
     }
 
+    /// Ends the leases of `name` that are over, admits who is next, and says so.
+    fn expire(&mut self, name: &Name, now: Moment) {
+        let base = self.base;
+        if self.locks.get_mut(name).is_some_and(|lock| lock.expire(base, now)) {
+            self.touched(name);
+        }
+    }
+
     /// The lock that `claim` holds by `grant`.
     fn held(&mut self, claim: &Claim, grant: &Grant, now: Moment) -> Result<&mut Lock> {
-        let base = self.base;
         let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
+        self.expire(&claim.name, now);
         let lock = self.locks.get_mut(&claim.name).ok_or_else(forgotten)?;
-        lock.expire(base, now);
         match lock.holders.get(&claim.id) {
             Some(held) if held.token == grant.token => Ok(lock),
             _ => Err(forgotten()),
@@ -413,9 +419,9 @@ impl Home {
     }
 
     fn force_release(&mut self, name: &Name, how: Break, now: Moment) -> Vec<Holder> {
+        self.expire(name, now);
         let base = self.base;
         let Some(lock) = self.locks.get_mut(name) else { return Vec::new() };
-        lock.expire(base, now);
         let mut broken = Vec::new();
         for (id, held) in &mut lock.holders {
             held.revoked = true;
@@ -470,8 +476,10 @@ impl Home {
 
     fn touched(&mut self, name: &Name) {
         if !self.watchers.is_empty() {
-            self.watchers
-                .retain(|(scope, tell)| !scope.covers(name) || tell.send(name.clone()).is_ok());
+            self.watchers.retain(|(scope, tell)| match scope.covers(name) {
+                true => tell.send(name.clone()).is_ok(),
+                false => !tell.is_closed(),
+            });
         }
     }
 }
@@ -482,8 +490,8 @@ impl Lock {
         held.or_else(|| self.waiters.values().next().map(|waiting| waiting.claim.mode))
     }
 
-    /// Drops the holders whose lease is over, and admits who is next.
-    fn expire(&mut self, base: u64, now: Moment) {
+    /// Drops the holders whose lease is over, and admits who is next; whether there were any.
+    fn expire(&mut self, base: u64, now: Moment) -> bool {
         let before = self.holders.len();
         let tally = &mut self.tally;
         self.holders.retain(|_, held| {
@@ -493,9 +501,11 @@ impl Lock {
             }
             alive
         });
-        if self.holders.len() < before {
+        let ended = self.holders.len() < before;
+        if ended {
             self.admit(base, now);
         }
+        ended
     }
 
     fn admit(&mut self, base: u64, now: Moment) {
