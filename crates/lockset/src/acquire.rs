@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Wait};
 use crate::error::{Error, Result};
 use crate::gate::{Entered, InLine, Pass, Turn};
-use crate::guard::{Guard, Hold};
+use crate::guard::{Ended, Guard, Hold};
 use crate::name::Name;
 use crate::terms::Checked;
 
@@ -83,7 +83,7 @@ pub(crate) async fn acquire_patiently(want: &Want) -> Result<Guard> {
 ///
 /// If this future is dropped on the way, the rest happens in the background.
 pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
-    let Some((claim, grant, pass)) = hold.end()? else { return Ok(()) };
+    let Some(Ended { claim, grant, pass }) = hold.end()? else { return Ok(()) };
     let next = pass.as_ref().and_then(Pass::next);
     let leaving = Leaving { client: hold.client.clone(), claim, next, pass, answered: false };
     let next = leaving.next.as_ref().map(|next| &*next.claim);

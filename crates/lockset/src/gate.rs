@@ -154,10 +154,9 @@ impl Pass {
 
     /// Puts somebody back whom a release did not take along after all.
     pub(crate) fn put_back(&self, next: InLine) {
-        if let Some(gate) = &self.gate {
-            if let Some(line) = gate.lines().get_mut(&self.name) {
-                line.push_front(next);
-            }
+        let Some(gate) = &self.gate else { return };
+        if let Some(line) = gate.lines().get_mut(&self.name) {
+            line.push_front(next);
         }
     }
 

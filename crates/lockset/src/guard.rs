@@ -283,7 +283,7 @@ impl Guard {
         self.confirm().await?;
         self.spent = true;
         match self.hold.end()? {
-            Some((claim, grant, _pass)) => Ok(Ticket::new(&self.hold.client, &claim, &grant)),
+            Some(ended) => Ok(Ticket::new(&self.hold.client, &ended.claim, &ended.grant)),
             None => Err(Error::NotHeld { name }),
         }
     }
@@ -351,6 +351,13 @@ enum Phase {
     /// No renewal will be confirmed any more, for this reason.
     Ending(LossReason),
     Over(LossReason),
+}
+
+/// What is needed to give back a lock that is no longer held.
+pub(crate) struct Ended {
+    pub(crate) claim: Arc<Claim>,
+    pub(crate) grant: Grant,
+    pub(crate) pass: Option<Pass>,
 }
 
 /// What the keeper has to do about a hold now.
@@ -465,11 +472,10 @@ impl Hold {
 
     /// Ends the hold against the holder's will. What may be left at the engine is withdrawn.
     fn lose(&self, reason: LossReason) {
-        let Some((claim, grant, pass)) = self.finish(reason) else { return };
-        let token = self.client.shown(grant.token);
-        tracing::warn!(name = %claim.name, %token, %reason, "the lock was lost");
-        self.client.withdraw_in_background(claim);
-        drop(pass);
+        let Some(ended) = self.finish(reason) else { return };
+        let token = self.client.shown(ended.grant.token);
+        tracing::warn!(name = %self.name, %token, %reason, "the lock was lost");
+        self.client.withdraw_in_background(ended.claim);
     }
 
     /// Ends the hold by the holder's will: answers what is needed to release it, `None` if it was
@@ -477,7 +483,7 @@ impl Hold {
     ///
     /// # Errors
     /// [`Error::Lost`] if it is lost.
-    pub(crate) fn end(&self) -> Result<Option<(Arc<Claim>, Grant, Option<Pass>)>> {
+    pub(crate) fn end(&self) -> Result<Option<Ended>> {
         match self.judge() {
             State::Lost(LossReason::Released) => Ok(None),
             State::Lost(reason) => Err(Error::lost(&self.name, reason)),
@@ -485,14 +491,18 @@ impl Hold {
         }
     }
 
-    fn finish(&self, reason: LossReason) -> Option<(Arc<Claim>, Grant, Option<Pass>)> {
+    fn finish(&self, reason: LossReason) -> Option<Ended> {
         let ended = {
             let mut inner = self.inner();
             if let Phase::Over(_) = inner.phase {
                 return None;
             }
             inner.phase = Phase::Over(reason);
-            (inner.claim.clone(), inner.grant.clone(), inner.pass.take())
+            Ended {
+                claim: inner.claim.clone(),
+                grant: inner.grant.clone(),
+                pass: inner.pass.take(),
+            }
         };
         self.client.keeper.remove(self.id);
         let held = self.client.clock.now().since(self.since);

@@ -155,11 +155,10 @@ impl Book {
     fn schedule(&mut self, at: Moment, hold: Arc<Hold>) {
         let id = hold.id;
         self.due.insert((at, id));
-        if let Some((before, _)) = self.holds.insert(id, (at, hold)) {
-            if before != at {
-                self.due.remove(&(before, id));
-            }
-        }
+        match self.holds.insert(id, (at, hold)) {
+            Some((before, _)) if before != at => self.due.remove(&(before, id)),
+            _ => false,
+        };
     }
 
     fn unschedule(&mut self, id: ClaimId) -> Option<Arc<Hold>> {

@@ -171,7 +171,7 @@ impl Note {
     pub fn new(text: &str) -> Result<Self> {
         if text.len() > Self::MAX_LEN {
             let why = format!("it has {} bytes, at most {} fit", text.len(), Self::MAX_LEN);
-            return Err(Error::invalid("note", &text[..text.floor_char_boundary(40)], why));
+            return Err(Error::invalid("note", text, why));
         }
         if text.chars().any(char::is_control) {
             return Err(Error::invalid("note", text, "it contains a control character"));
