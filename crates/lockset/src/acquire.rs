@@ -8,6 +8,7 @@ use std::time::Duration;
 use tracing::Instrument;
 
 use crate::client::Client;
+use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Wait};
 use crate::error::{Error, Result};
 use crate::gate::{Entered, InLine, Pass, Turn};
@@ -49,11 +50,11 @@ pub(crate) async fn acquire(want: &Want, wait: Wait) -> Result<Option<Guard>> {
     );
     let waiting = client.eyes.waiting(&client.clock, &want.name);
     let granted = admitted(want, claim, wait).instrument(span).await;
-    waiting.ended(match &granted {
-        Ok(Some(_)) => "granted",
-        Ok(None) => "not_granted",
-        Err(_) => "error",
-    });
+    match &granted {
+        Ok(Some(guard)) => waiting.ended("granted", guard.since()),
+        Ok(None) => waiting.ended("not_granted", client.clock.now()),
+        Err(_) => waiting.ended("error", client.clock.now()),
+    }
     granted
 }
 
@@ -172,16 +173,17 @@ async fn admitted(want: &Want, claim: Arc<Claim>, wait: Wait) -> Result<Option<G
     }
     (orphan.claim, orphan.offered) = (Some(claim.clone()), None);
     let granted = client.engine.acquire(&claim, wait).await?;
+    let now = client.clock.now();
     if let Some(grant) = &granted {
-        check_still_valid(client, grant)?;
+        check_still_valid(client, grant, now)?;
     }
     orphan.defuse();
-    Ok(granted.map(|grant| Guard::new(client.clone(), claim, grant, &want.terms, pass)))
+    Ok(granted.map(|grant| Guard::new(client.clone(), claim, grant, &want.terms, pass, now)))
 }
 
 /// A grant read too late (this process slept, or the answer was slow) is not believed.
-fn check_still_valid(client: &Client, grant: &Grant) -> Result<()> {
-    if grant.valid_until > client.clock.now() {
+fn check_still_valid(client: &Client, grant: &Grant, now: Moment) -> Result<()> {
+    if grant.valid_until > now {
         return Ok(());
     }
     Err(Error::Unreachable {
@@ -238,8 +240,9 @@ impl Leaving {
         let turn = match grant {
             None => Turn::Ask(pass),
             Some(grant) => {
-                let client = self.client.clone();
-                Turn::Granted(Guard::new(client, claim.clone(), grant, &next.terms, Some(pass)))
+                let (client, now) = (self.client.clone(), self.client.clock.now());
+                let terms = &next.terms;
+                Turn::Granted(Guard::new(client, claim.clone(), grant, terms, Some(pass), now))
             }
         };
         if let Err(Turn::Ask(_)) = next.tell(turn) {
