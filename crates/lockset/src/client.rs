@@ -132,9 +132,10 @@ impl Client {
         let outcomes = futures_util::future::join_all(releases).await;
         self.keeper.finish().await;
         self.engine.close().await;
-        let failed = outcomes.into_iter().find(|outcome| {
-            matches!(outcome, Err(error) if !matches!(error, Error::Lost { .. } | Error::NotHeld { .. }))
-        });
-        failed.unwrap_or(Ok(()))
+        // A lock that was lost before needs no release.
+        let failed = |outcome: &Result<()>| {
+            !matches!(outcome, Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }))
+        };
+        outcomes.into_iter().find(failed).unwrap_or(Ok(()))
     }
 }

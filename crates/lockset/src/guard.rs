@@ -271,7 +271,8 @@ impl Guard {
     /// # Errors
     /// [`Error::Invalid`] if the lock was not taken on
     /// [detachable](crate::Terms::detachable) terms or has other guards; [`Error::Lost`] and
-    /// [`Error::Unreachable`] as for [`confirm`](Guard::confirm). In each case the lock is released.
+    /// [`Error::Unreachable`] as for [`confirm`](Guard::confirm). In each case the lock is
+    /// released.
     ///
     /// # Cancel safety
     /// If cancelled, the lock is released.
