@@ -359,6 +359,8 @@ fn connect(place: &Place) -> Sql<Result<Connection>> {
     }
     db.pragma_update(None, "synchronous", "NORMAL")?;
     db.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+    // Or SQLite, built with STAT4, plans a statement anew for each new value bound to it.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // Whoever is alone would otherwise write back and sync at each close.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     forget_earlier_boots(&mut db)?;
