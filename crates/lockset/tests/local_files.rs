@@ -2,6 +2,7 @@
 //!
 //! Needs Linux and root, for mounts and namespaces; without them these tests fail.
 #![cfg(all(feature = "local", target_os = "linux"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;

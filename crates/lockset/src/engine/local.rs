@@ -583,106 +583,115 @@ mod tests {
         let state = |state: LockState| {
             let held = state.holders.iter().map(|h| (h.claim, h.token, h.mode, h.revoked));
             let waiting = state.waiters.iter().map(|w| (w.claim, w.mode));
-            let (held, waiting) = (held.collect::<Vec<_>>(), waiting.collect::<Vec<_>>());
+            let (mut held, waiting) = (held.collect::<Vec<_>>(), waiting.collect::<Vec<_>>());
+            held.sort_by_key(|(claim, token, ..)| (*token, *claim));
             format!("{} {held:?} {waiting:?} {:?}", state.name, state.fence)
         };
         states.into_iter().map(state).collect()
     }
 
-    fn plain(outcome: Result<Option<Grant>>) -> Result<Option<Token>, String> {
-        outcome.map(|grant| grant.map(|grant| grant.token)).map_err(|error| error.to_string())
+    /// One step of a history, for either engine.
+    #[derive(Clone, Debug)]
+    enum Verb {
+        Try,
+        Queue,
+        Release(Option<Claim>),
+        Withdraw,
+        Renew,
+        Raise(u64),
+        Downgrade,
+        Break(Break),
     }
+
+    async fn take(
+        engine: &dyn Engine,
+        verb: &Verb,
+        claim: &Claim,
+        grant: Option<&Grant>,
+    ) -> Result<Option<Grant>> {
+        let none = Grant { token: Token::new(1), valid_until: Clock::boot().now(), key: vec![] };
+        let grant = grant.unwrap_or(&none);
+        match verb {
+            Verb::Try => engine.acquire(claim, Wait::No).await,
+            Verb::Queue => engine.acquire(claim, Wait::Forever).now_or_never().unwrap_or(Ok(None)),
+            Verb::Release(next) => engine.release(claim, grant, next.as_ref()).await,
+            Verb::Withdraw => engine.withdraw(claim).await.map(|()| None),
+            Verb::Renew => engine.renew(&[(claim, grant)]).await.remove(0).map(Some),
+            Verb::Raise(by) => {
+                let to = Token::new(grant.token.get() + by);
+                engine.raise(claim, grant, to).await.map(Some)
+            }
+            Verb::Downgrade => engine.amend(claim, grant, Amend::Downgrade).await.map(Some),
+            Verb::Break(how) => engine.force_release(&claim.name, *how).await.map(|_| None),
+        }
+    }
+
+    /// A claim of a history, and by which grants the two engines say it holds.
+    type Player = (Claim, Option<Grant>, Option<Grant>);
 
     /// Every answer is that of the reference engine, over long random histories.
     #[tokio::test]
     async fn it_answers_like_the_reference_engine() {
+        use rand::{RngExt, SeedableRng};
         let seed: u64 = rand::random();
         println!("seed {seed}");
-        let mut dice = seed | 1;
-        let mut roll = move |sides: u64| {
-            dice ^= dice << 13;
-            dice ^= dice >> 7;
-            dice ^= dice << 17;
-            (dice >> 8) % sides
-        };
+        let mut dice = rand::rngs::StdRng::seed_from_u64(seed);
         let (_folder, local, _two) = clients();
         let memory = Memory::new(Clock::boot());
         let modes = [Mode::Exclusive, Mode::Shared, PERMITS, Mode::Permits { take: 1, limit: 3 }];
-        let mut claims: Vec<(Claim, Option<(Grant, Grant)>)> = Vec::new();
+        let mut players: Vec<Player> = Vec::new();
+        let (mut granted, mut failed) = (0, 0);
         for step in 0..3000 {
-            let name = ["a", "b"][roll(2) as usize];
-            let fresh = Claim {
-                // Tokens that do not depend on the clock.
-                floor: Some(Token::new(roll(50))),
-                ..claim(name, modes[roll(if name == "a" { 2 } else { 4 }) as usize])
-            };
-            let chosen = roll(claims.len() as u64 + 1) as usize;
-            let (claim, grants) = claims.get(chosen).cloned().unwrap_or((fresh.clone(), None));
-            let nothing =
-                Grant { token: Token::new(1), valid_until: Clock::boot().now(), key: vec![] };
-            let (m, l) = grants.clone().unwrap_or((nothing.clone(), nothing));
-            let what = roll(8);
-            let (ours, theirs) = match what {
-                0..=2 if roll(2) == 0 => {
-                    let ours = local.acquire(&claim, Wait::No).await;
-                    (ours, memory.acquire(&claim, Wait::No).await)
-                }
-                0..=2 => {
-                    let ours = local.acquire(&claim, Wait::Forever).now_or_never();
-                    let theirs = memory.acquire(&claim, Wait::Forever).now_or_never();
-                    (ours.unwrap_or(Ok(None)), theirs.unwrap_or(Ok(None)))
-                }
-                3 | 4 => {
-                    let fresh = Claim { name: claim.name.clone(), ..fresh.clone() };
-                    let next = (roll(2) == 0).then_some(&fresh);
-                    let ours = local.release(&claim, &l, next).await;
-                    let theirs = memory.release(&claim, &m, next).await;
-                    if let Some(next) = next {
-                        let grants = theirs.as_ref().ok().cloned().flatten();
-                        let grants = grants.zip(ours.as_ref().ok().cloned().flatten());
-                        claims.push((next.clone(), grants));
-                    }
-                    (ours, theirs)
-                }
-                5 if roll(4) == 0 => {
-                    let how = if roll(2) == 0 { Break::Now } else { Break::WhenLeaseEnds };
-                    let ours = local.force_release(&claim.name, how).await.map(|_| None);
-                    (ours, memory.force_release(&claim.name, how).await.map(|_| None))
-                }
-                5 => {
-                    let ours = local.withdraw(&claim).await.map(|()| None);
-                    (ours, memory.withdraw(&claim).await.map(|()| None))
-                }
-                6 => {
-                    let ours = local.renew(&[(&claim, &l)]).await.remove(0).map(Some);
-                    (ours, memory.renew(&[(&claim, &m)]).await.remove(0).map(Some))
-                }
-                _ if roll(2) == 0 && !matches!(claim.mode, Mode::Permits { .. }) => {
-                    let ours = local.amend(&claim, &l, Amend::Downgrade).await.map(Some);
-                    (ours, memory.amend(&claim, &m, Amend::Downgrade).await.map(Some))
-                }
-                _ => {
-                    let to = Token::new(m.token.get() + roll(5));
-                    let ours = local.raise(&claim, &l, to).await.map(Some);
-                    (ours, memory.raise(&claim, &m, to).await.map(Some))
-                }
-            };
-            let both = theirs.as_ref().ok().cloned().flatten();
-            let both = both.zip(ours.as_ref().ok().cloned().flatten());
-            if chosen == claims.len().min(chosen) && claims.get(chosen).is_none() {
-                claims.push((claim.clone(), None));
+            let name = ["a", "b"][dice.random_range(0..2)];
+            let mode = modes[dice.random_range(0..if name == "a" { 2 } else { 4 })];
+            // Tokens that do not depend on the clock.
+            let floor = Some(Token::new(dice.random_range(0..50)));
+            let fresh = Claim { floor, ..claim(name, mode) };
+            let chosen = dice.random_range(0..=players.len());
+            if chosen == players.len() {
+                players.push((fresh.clone(), None, None));
             }
-            if let (Some(entry), Some(both), 0..=2 | 6..) = (claims.get_mut(chosen), both, what) {
-                entry.1 = Some(both);
-            }
-            assert_eq!(plain(ours), plain(theirs), "step {step}, verb {what} on {claim:?}");
+            let (claim, ours, theirs) = players[chosen].clone();
+            let next = Claim { name: claim.name.clone(), ..fresh };
+            let verb = match dice.random_range(0..16) {
+                0..3 => Verb::Try,
+                3..6 => Verb::Queue,
+                6..8 => Verb::Release(None),
+                8..10 => Verb::Release(Some(next.clone())),
+                10 => Verb::Withdraw,
+                11 | 12 => Verb::Renew,
+                13 => Verb::Raise(dice.random_range(0..5)),
+                14 if !matches!(claim.mode, Mode::Permits { .. }) => Verb::Downgrade,
+                _ if dice.random_ratio(1, 2) => Verb::Break(Break::WhenLeaseEnds),
+                _ => Verb::Break(Break::Now),
+            };
+            let ours = take(&local, &verb, &claim, ours.as_ref()).await;
+            let theirs = take(&memory, &verb, &claim, theirs.as_ref()).await;
+            let plain = |outcome: &Result<Option<Grant>>| match outcome {
+                Ok(grant) => Ok(grant.as_ref().map(|grant| grant.token)),
+                Err(error) => Err(error.to_string()),
+            };
+            assert_eq!(plain(&ours), plain(&theirs), "step {step}: {verb:?} {claim:?}");
             let all = Prefix::default();
-            let (ours, theirs) = (local.list(&all).await, memory.list(&all).await);
-            assert_eq!(facts(ours.unwrap()), facts(theirs.unwrap()), "step {step}, verb {what}");
-            if claims.len() > 12 {
-                claims.remove(0);
+            let states = (local.list(&all).await.unwrap(), memory.list(&all).await.unwrap());
+            assert_eq!(facts(states.0), facts(states.1), "step {step}: {verb:?} {claim:?}");
+            failed += usize::from(ours.is_err());
+            if let (Ok(Some(ours)), Ok(Some(theirs))) = (ours, theirs) {
+                granted += 1;
+                match verb {
+                    Verb::Release(_) => players.push((next, Some(ours), Some(theirs))),
+                    _ => players[chosen] = (claim, Some(ours), Some(theirs)),
+                }
+            } else if let Verb::Release(Some(_)) = verb {
+                players.push((next, None, None));
+            }
+            if players.len() > 8 {
+                let (gone, ..) = players.remove(0);
+                local.withdraw(&gone).await.unwrap();
+                memory.withdraw(&gone).await.unwrap();
             }
         }
+        assert!(granted > 200 && failed > 200, "a history worth its name: {granted}, {failed}");
     }
 
     #[tokio::test]
