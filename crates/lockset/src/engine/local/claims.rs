@@ -34,7 +34,8 @@ const SWEEP_NAMES: i64 = 128;
 macro_rules! select_claims {
     ($which:literal) => {
         concat!(
-            "SELECT seq, token, id, mode, ttl, floor, expires, detached, process, inbox FROM lock ",
+            "SELECT seq, token, id, mode, ttl, floor, expires, detached, process, inbox, ",
+            "EXISTS (SELECT 1 FROM watcher) FROM lock ",
             $which
         )
     };
@@ -75,10 +76,10 @@ impl Transaction<'_> {
             if let Some(held) = queue.holders.iter().find(|held| held.id == claim.id) {
                 return Ok(Ok(Standing::Granted(self.grant_of(held))));
             }
-            if queue.refused.is_some() {
-                if let Some((seq, _)) = self.find(claim)? {
-                    return self.look(claim, seq);
-                }
+            if queue.refused.is_some()
+                && let Some((seq, _)) = self.find(claim)?
+            {
+                return self.look(claim, seq);
             }
             let conflict = queue.mode_in_use().and_then(|used| clash(used, claim.mode));
             if conflict.is_none() && queue.refused.is_none() && queue.tally.admits(claim.mode) {
@@ -463,6 +464,7 @@ impl Transaction<'_> {
         while let Some(row) = rows.next()? {
             if row.get::<_, i64>(0)? == 0 {
                 fence = Some(unsigned(row, 1)?);
+                self.watched = row.get(10)?;
                 continue;
             }
             let claim = ClaimRow::read(row)?;
@@ -678,17 +680,23 @@ impl Transaction<'_> {
 
     /// Writes to all who watch the name, if something changed.
     fn tell_watchers(&mut self, name: &Name) -> Sql<()> {
-        if !std::mem::take(&mut self.changed) {
+        if !std::mem::take(&mut self.changed) || !self.watched {
             return Ok(());
         }
-        let mut statement = self.db.prepare_cached(
-            "SELECT DISTINCT inbox FROM watcher WHERE CASE exact WHEN 1 THEN scope = ?1
-             ELSE substr(?1, 1, length(scope)) = scope END",
-        )?;
-        let mut rows = statement.query([name.as_str()])?;
+        let mut statement = self.db.prepare_cached("SELECT inbox, exact, scope FROM watcher")?;
+        let mut rows = statement.query([])?;
+        let mut told = Vec::new();
         while let Some(row) = rows.next()? {
-            self.post.push((row.get(0)?, Post::Letter(Letter::Changed(name.clone()))));
+            let (exact, scope) = (row.get(1)?, row.get_ref(2)?.as_str()?);
+            let covers =
+                if exact { name.as_str() == scope } else { name.as_str().starts_with(scope) };
+            let inbox: String = row.get(0)?;
+            if covers && !told.contains(&inbox) {
+                told.push(inbox);
+            }
         }
+        let letters = told.into_iter().map(|i| (i, Post::Letter(Letter::Changed(name.clone()))));
+        self.post.extend(letters);
         Ok(())
     }
 

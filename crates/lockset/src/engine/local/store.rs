@@ -181,6 +181,7 @@ impl Store {
                 store: self,
                 post: Vec::new(),
                 changed: false,
+                watched: true,
             };
             match transaction.run(begin, work) {
                 Ok(done) => (done, transaction.post),
@@ -252,6 +253,8 @@ pub(super) struct Transaction<'a> {
     pub(super) post: Vec<(String, Post)>,
     /// Something changed that watchers want to know.
     pub(super) changed: bool,
+    /// There may be watchers. Learnt along the way, because there nearly never are.
+    pub(super) watched: bool,
 }
 
 /// What follows a transaction.
@@ -277,7 +280,7 @@ impl Transaction<'_> {
 
     fn run_once<T>(&mut self, begin: &str, work: &mut impl FnMut(&mut Self) -> Sql<T>) -> Sql<T> {
         self.post.clear();
-        self.changed = false;
+        (self.changed, self.watched) = (false, true);
         self.execute(begin)?;
         self.now = self.store.time.now();
         let outcome = work(self).and_then(|done| self.execute("COMMIT").map(|()| done));
@@ -359,6 +362,8 @@ fn connect(place: &Place) -> Sql<Result<Connection>> {
     }
     db.pragma_update(None, "synchronous", "NORMAL")?;
     db.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+    // Or SQLite, built with STAT4, plans a statement anew for each new value bound to it.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // Whoever is alone would otherwise write back and sync at each close.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     forget_earlier_boots(&mut db)?;
