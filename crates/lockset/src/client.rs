@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::engine::{Capabilities, Claim, Engine, Grant, LockState, Scope, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::eyes::Eyes;
+use crate::fork;
 use crate::gate::Gate;
 use crate::keeper::Keeper;
 use crate::name::Name;
@@ -27,7 +28,7 @@ pub(crate) struct Client {
     pub(crate) gate: Arc<Gate>,
     pub(crate) eyes: Eyes,
     pub(crate) settings: Settings,
-    process: u32,
+    forks: u32,
     closed: AtomicBool,
 }
 
@@ -50,13 +51,14 @@ impl Default for Settings {
 
 impl Client {
     pub(crate) fn new(engine: Arc<dyn Engine>, keeper: Keeper, settings: Settings) -> Arc<Self> {
+        fork::notice();
         let capabilities = engine.capabilities();
         Arc::new(Self {
             identity: engine.identity(),
             clock: keeper.clock().clone(),
             gate: Arc::default(),
             eyes: Eyes::new(capabilities.engine, settings.label_names),
-            process: std::process::id(),
+            forks: fork::generation(),
             closed: AtomicBool::new(false),
             engine,
             capabilities,
@@ -68,7 +70,7 @@ impl Client {
     /// Whether this process is a fork of the one that made this client. Whatever belongs to the
     /// parent must then be left alone.
     pub(crate) fn is_forked(&self) -> bool {
-        std::process::id() != self.process
+        fork::generation() != self.forks
     }
 
     pub(crate) fn check_usable(&self) -> Result<()> {
@@ -130,9 +132,10 @@ impl Client {
         let outcomes = futures_util::future::join_all(releases).await;
         self.keeper.finish().await;
         self.engine.close().await;
-        let failed = outcomes.into_iter().find(|outcome| {
-            matches!(outcome, Err(error) if !matches!(error, Error::Lost { .. } | Error::NotHeld { .. }))
-        });
-        failed.unwrap_or(Ok(()))
+        // A lock that was lost before needs no release.
+        let failed = |outcome: &Result<()>| {
+            !matches!(outcome, Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }))
+        };
+        outcomes.into_iter().find(failed).unwrap_or(Ok(()))
     }
 }

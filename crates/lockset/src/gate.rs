@@ -3,8 +3,8 @@
 //! Exclusive claims of one process on one name stand in line here, first come first served, so
 //! they cost the engine one waiter together, and a release can take the next of them along.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use crate::clock::{Clock, Moment};
 use crate::engine::Claim;
 use crate::guard::Guard;
+use crate::hash::FastMap;
 use crate::name::Name;
 use crate::terms::Checked;
 
@@ -20,7 +21,7 @@ use crate::terms::Checked;
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     /// A name is present while somebody has its pass; the queue holds those behind.
-    lines: Mutex<HashMap<Name, VecDeque<InLine>>>,
+    lines: Mutex<FastMap<Name, VecDeque<InLine>>>,
 }
 
 /// Somebody in line.
@@ -129,7 +130,7 @@ impl Gate {
         }
     }
 
-    fn lines(&self) -> MutexGuard<'_, HashMap<Name, VecDeque<InLine>>> {
+    fn lines(&self) -> MutexGuard<'_, FastMap<Name, VecDeque<InLine>>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -154,10 +155,9 @@ impl Pass {
 
     /// Puts somebody back whom a release did not take along after all.
     pub(crate) fn put_back(&self, next: InLine) {
-        if let Some(gate) = &self.gate {
-            if let Some(line) = gate.lines().get_mut(&self.name) {
-                line.push_front(next);
-            }
+        let Some(gate) = &self.gate else { return };
+        if let Some(line) = gate.lines().get_mut(&self.name) {
+            line.push_front(next);
         }
     }
 

@@ -5,7 +5,7 @@
 //! cost a lock, and dropping a guard must work where there is no runtime. Only on tokio's virtual
 //! clock it is a task of the runtime that it was made in.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +22,7 @@ use crate::engine::{Claim, ClaimId, Engine, Grant, Signal};
 use crate::error::{Error, Result};
 use crate::eyes::Renewal;
 use crate::guard::{Hold, Step};
+use crate::hash::FastMap;
 
 /// A client that is dropped without `close` gives its background work this long to finish.
 const LAST_ORDERS: Duration = Duration::from_secs(2);
@@ -47,7 +48,7 @@ struct Desk {
 
 #[derive(Default)]
 struct Book {
-    holds: HashMap<ClaimId, (Moment, Arc<Hold>)>,
+    holds: FastMap<ClaimId, (Moment, Arc<Hold>)>,
     due: BTreeSet<(Moment, ClaimId)>,
     jobs: Vec<BoxFuture<'static, ()>>,
     /// Jobs that were taken and are not finished.
@@ -155,11 +156,10 @@ impl Book {
     fn schedule(&mut self, at: Moment, hold: Arc<Hold>) {
         let id = hold.id;
         self.due.insert((at, id));
-        if let Some((before, _)) = self.holds.insert(id, (at, hold)) {
-            if before != at {
-                self.due.remove(&(before, id));
-            }
-        }
+        match self.holds.insert(id, (at, hold)) {
+            Some((before, _)) if before != at => self.due.remove(&(before, id)),
+            _ => false,
+        };
     }
 
     fn unschedule(&mut self, id: ClaimId) -> Option<Arc<Hold>> {

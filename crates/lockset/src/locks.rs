@@ -256,11 +256,6 @@ impl Lockset {
             Some(outer) => prefix.below(outer),
         })
     }
-
-    #[cfg(feature = "blocking")]
-    pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
-        self.client.keeper.runtime()
-    }
 }
 
 impl Client {

@@ -70,7 +70,8 @@ impl Ticket {
             note: self.claim.note.clone(),
             detachable: true,
         };
-        Ok(Guard::new(client.clone(), Arc::new(self.claim.clone()), grant, &terms, None))
+        let claim = Arc::new(self.claim.clone());
+        Ok(Guard::new(client.clone(), claim, grant, &terms, None, sent))
     }
 
     fn check_home(&self, client: &Client) -> Result<()> {

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, LossReason, Result};
+use crate::hash::FastMap;
 use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
 
@@ -184,10 +185,11 @@ impl Engine for Memory {
     ) -> Result<Option<Grant>> {
         let now = self.clock.now();
         let mut home = self.home();
-        let held = home.held(claim, grant, now).map(|_| ());
-        // Whatever bears the id goes; "not held" is only the answer.
-        home.remove(&claim.name, claim.id, now);
-        held.map_err(|_| Error::NotHeld { name: claim.name.clone() })?;
+        let token = home.remove(&claim.name, claim.id, now);
+        if token != Some(grant.token) {
+            // Whatever bore the id is gone; "not held" is only the answer.
+            return Err(Error::NotHeld { name: claim.name.clone() });
+        }
         // The release stands whatever becomes of `next`, which finds out by its own request.
         match next.map(|next| home.enter(next, self.client, true, now)) {
             Some(Ok(Entered::Granted(grant))) => Ok(Some(grant)),
@@ -258,11 +260,11 @@ impl Engine for Memory {
 /// All locks of one home.
 #[derive(Debug, Default)]
 struct Home {
-    locks: HashMap<Name, Lock>,
+    locks: FastMap<Name, Lock>,
     /// The greatest fence among the names that were swept out.
     base: u64,
     swept_to: usize,
-    marks: HashMap<ClaimId, Moment>,
+    marks: FastMap<ClaimId, Moment>,
     versions: u64,
     clients: HashMap<u64, mpsc::UnboundedSender<Signal>>,
     joined: u64,
@@ -274,9 +276,9 @@ struct Home {
 struct Lock {
     fence: u64,
     tally: Tally,
-    holders: HashMap<ClaimId, Held>,
+    holders: FastMap<ClaimId, Held>,
     waiters: BTreeMap<u64, Waiting>,
-    places: HashMap<ClaimId, u64>,
+    places: FastMap<ClaimId, u64>,
     next_place: u64,
     cell: Option<Cell>,
 }
@@ -313,18 +315,14 @@ impl Home {
     }
 
     fn lock_of(&mut self, name: &Name) -> &mut Lock {
-        if !self.locks.contains_key(name) {
+        if self.locks.len() >= SWEEP_AT.max(2 * self.swept_to) {
             self.sweep();
-            self.locks.insert(name.clone(), Lock::default());
         }
         self.locks.entry(name.clone()).or_default()
     }
 
     /// Forgets free names when they have become many. What they had given out lives on in `base`.
     fn sweep(&mut self) {
-        if self.locks.len() < SWEEP_AT.max(2 * self.swept_to) {
-            return;
-        }
         let base = &mut self.base;
         self.locks.retain(|_, lock| {
             let used = !lock.holders.is_empty() || !lock.waiters.is_empty() || lock.cell.is_some();
@@ -403,19 +401,25 @@ impl Home {
         Ok(held.as_grant())
     }
 
-    /// Takes a claim out, wherever it is, and admits who is next.
-    fn remove(&mut self, name: &Name, id: ClaimId, now: Moment) {
+    /// Takes a claim out, wherever it is, and admits who is next. Answers the token it held by.
+    fn remove(&mut self, name: &Name, id: ClaimId, now: Moment) -> Option<Token> {
         let base = self.base;
-        let Some(lock) = self.locks.get_mut(name) else { return };
-        if let Some(held) = lock.holders.remove(&id) {
-            lock.tally.remove(held.mode);
-        } else if let Some(place) = lock.places.remove(&id) {
-            lock.waiters.remove(&place);
-        } else {
-            return;
-        }
+        let lock = self.locks.get_mut(name)?;
+        lock.expire(base, now);
+        let token = match lock.holders.remove(&id) {
+            Some(held) => {
+                lock.tally.remove(held.mode);
+                Some(held.token)
+            }
+            None => {
+                let place = lock.places.remove(&id)?;
+                lock.waiters.remove(&place);
+                None
+            }
+        };
         lock.admit(base, now);
         self.touched(name);
+        token
     }
 
     fn force_release(&mut self, name: &Name, how: Break, now: Moment) -> Vec<Holder> {
