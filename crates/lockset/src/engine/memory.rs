@@ -403,9 +403,9 @@ impl Home {
 
     /// Takes a claim out, wherever it is, and admits who is next. Answers the token it held by.
     fn remove(&mut self, name: &Name, id: ClaimId, now: Moment) -> Option<Token> {
+        self.expire(name, now);
         let base = self.base;
         let lock = self.locks.get_mut(name)?;
-        lock.expire(base, now);
         let token = match lock.holders.remove(&id) {
             Some(held) => {
                 lock.tally.remove(held.mode);
