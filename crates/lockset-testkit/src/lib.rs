@@ -10,8 +10,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod form;
-pub mod layer;
 pub mod laws;
+pub mod layer;
 pub mod mutants;
 pub mod oracle;
 pub mod process;
