@@ -49,7 +49,11 @@ pub(crate) async fn acquire(want: &Want, wait: Wait) -> Result<Option<Guard>> {
         note = %claim.note.text,
     );
     let waiting = client.eyes.waiting(&client.clock, &want.name);
-    let granted = admitted(want, claim, wait).instrument(span).await;
+    let mut granted = admitted(want, claim, wait).instrument(span).await;
+    // Whatever came of it while the client was closed, nobody is to have it.
+    if let Err(closed) = client.check_usable() {
+        granted = Err(closed);
+    }
     match &granted {
         Ok(Some(guard)) => waiting.ended("granted", guard.since()),
         Ok(None) => waiting.ended("not_granted", client.clock.now()),
@@ -172,7 +176,11 @@ async fn admitted(want: &Want, claim: Arc<Claim>, wait: Wait) -> Result<Option<G
         }
     }
     (orphan.claim, orphan.offered) = (Some(claim.clone()), None);
-    let granted = client.engine.acquire(&claim, wait).await?;
+    let granted = tokio::select! {
+        biased;
+        granted = client.engine.acquire(&claim, wait) => granted?,
+        () = client.closing(&claim) => return Err(Error::Closed),
+    };
     let now = client.clock.now();
     if let Some(grant) = &granted {
         check_still_valid(client, grant, now)?;

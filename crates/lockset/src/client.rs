@@ -1,18 +1,20 @@
 //! What all locks of one connection share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use tokio::sync::Notify;
 
 use crate::acquire::withdraw_until_done;
 use crate::clock::Clock;
-use crate::engine::{Capabilities, Claim, Engine, Grant, LockState, Scope, drift};
+use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, LockState, Scope, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::eyes::Eyes;
 use crate::fork;
 use crate::gate::Gate;
+use crate::hash::FastMap;
 use crate::keeper::Keeper;
 use crate::name::Name;
 use crate::token::Token;
@@ -30,6 +32,9 @@ pub(crate) struct Client {
     pub(crate) settings: Settings,
     forks: u32,
     closed: AtomicBool,
+    closing: Notify,
+    /// The claims whose acquisition waits at the engine.
+    waiting: Mutex<FastMap<ClaimId, Arc<Claim>>>,
 }
 
 /// What a URL and a builder can set for all locks of a client.
@@ -60,6 +65,8 @@ impl Client {
             eyes: Eyes::new(capabilities.engine, settings.label_names),
             forks: fork::generation(),
             closed: AtomicBool::new(false),
+            closing: Notify::new(),
+            waiting: Mutex::default(),
             engine,
             capabilities,
             keeper,
@@ -122,12 +129,32 @@ impl Client {
         }
     }
 
-    /// Releases everything this client holds, finishes what runs in the background, and ends the
-    /// keeper. Errors of single releases are answered as one, after all were tried.
-    pub(crate) async fn close(&self) -> Result<()> {
+    /// Pending until this client closes. Meanwhile `claim` is known to wait, and is withdrawn by
+    /// the closing itself: the task that waits may not run again before the engine is closed.
+    pub(crate) async fn closing(&self, claim: &Arc<Claim>) {
+        let closing = self.closing.notified();
+        let _waiting = Waiting { client: self, id: claim.id };
+        self.waiting().insert(claim.id, claim.clone());
+        if !self.closed.load(Ordering::Acquire) {
+            closing.await;
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Releases everything this client holds, withdraws what it waits for, finishes what runs in
+    /// the background, and ends the keeper. Errors of single releases are answered as one, after
+    /// all were tried.
+    pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         if self.is_forked() || self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.gate.close();
+        let waiting: Vec<_> = self.waiting().values().cloned().collect();
+        waiting.into_iter().for_each(|claim| self.withdraw_in_background(claim));
+        self.closing.notify_waiters();
         let releases = self.keeper.holds().into_iter().map(crate::acquire::release);
         let outcomes = futures_util::future::join_all(releases).await;
         self.keeper.finish().await;
@@ -137,5 +164,17 @@ impl Client {
             !matches!(outcome, Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }))
         };
         outcomes.into_iter().find(failed).unwrap_or(Ok(()))
+    }
+}
+
+/// A claim that waits at the engine, until it is dropped.
+struct Waiting<'a> {
+    client: &'a Client,
+    id: ClaimId,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.client.waiting().remove(&self.id);
     }
 }

@@ -22,6 +22,7 @@ use crate::terms::Checked;
 pub(crate) struct Gate {
     /// A name is present while somebody has its pass; the queue holds those behind.
     lines: Mutex<FastMap<Name, VecDeque<InLine>>>,
+    closed: AtomicBool,
 }
 
 /// Somebody in line.
@@ -88,7 +89,11 @@ impl Gate {
         terms: &Checked,
         queue: bool,
     ) -> Option<Entered> {
-        match self.lines().entry(claim.name.clone()) {
+        let mut lines = self.lines();
+        if self.closed.load(Ordering::Acquire) {
+            return None;
+        }
+        match lines.entry(claim.name.clone()) {
             Entry::Vacant(line) => {
                 line.insert(VecDeque::new());
                 Some(Entered::Pass(self.pass(claim.name.clone())))
@@ -103,6 +108,16 @@ impl Gate {
                 Some(Entered::InLine(place))
             }
         }
+    }
+
+    /// Sends everybody in line away, and lets nobody in any more.
+    pub(crate) fn close(&self) {
+        let mut lines = self.lines();
+        self.closed.store(true, Ordering::Release);
+        let sent_away: Vec<VecDeque<InLine>> = lines.values_mut().map(std::mem::take).collect();
+        // What they are told may call back here.
+        drop(lines);
+        drop(sent_away);
     }
 
     fn pass(self: &Arc<Self>, name: Name) -> Pass {

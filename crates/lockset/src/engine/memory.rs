@@ -345,8 +345,8 @@ impl Home {
         if !self.marks.is_empty() && self.marks.get(&claim.id).is_some_and(|until| *until > now) {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
+        self.expire(&claim.name, now);
         let lock = self.lock_of(&claim.name);
-        lock.expire(now);
         if lock.holders.contains_key(&claim.id) || lock.places.contains_key(&claim.id) {
             return self.look(claim, now);
         }
@@ -367,8 +367,8 @@ impl Home {
     /// How a claim that entered before is doing.
     fn look(&mut self, claim: &Claim, now: Moment) -> Result<Entered> {
         let gone = || Error::NotHeld { name: claim.name.clone() };
+        self.expire(&claim.name, now);
         let lock = self.locks.get_mut(&claim.name).ok_or_else(gone)?;
-        lock.expire(now);
         if let Some(held) = lock.holders.get(&claim.id) {
             return Ok(Entered::Granted(held.as_grant()));
         }
@@ -376,11 +376,18 @@ impl Home {
         lock.queued(place, now).ok_or_else(gone)
     }
 
+    /// Ends the leases of `name` that are over, admits who is next, and says so.
+    fn expire(&mut self, name: &Name, now: Moment) {
+        if self.locks.get_mut(name).is_some_and(|lock| lock.expire(now)) {
+            self.touched(name);
+        }
+    }
+
     /// The lock that `claim` holds by `grant`.
     fn held(&mut self, claim: &Claim, grant: &Grant, now: Moment) -> Result<&mut Lock> {
         let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
+        self.expire(&claim.name, now);
         let lock = self.locks.get_mut(&claim.name).ok_or_else(forgotten)?;
-        lock.expire(now);
         match lock.holders.get(&claim.id) {
             Some(held) if held.token == grant.token => Ok(lock),
             _ => Err(forgotten()),
@@ -400,8 +407,8 @@ impl Home {
 
     /// Takes a claim out, wherever it is, and admits who is next. Answers the token it held by.
     fn remove(&mut self, name: &Name, id: ClaimId, now: Moment) -> Option<Token> {
+        self.expire(name, now);
         let lock = self.locks.get_mut(name)?;
-        lock.expire(now);
         let token = match lock.holders.remove(&id) {
             Some(held) => {
                 lock.tally.remove(held.mode);
@@ -419,8 +426,8 @@ impl Home {
     }
 
     fn force_release(&mut self, name: &Name, how: Break, now: Moment) -> Vec<Holder> {
+        self.expire(name, now);
         let Some(lock) = self.locks.get_mut(name) else { return Vec::new() };
-        lock.expire(now);
         let mut broken = Vec::new();
         for (id, held) in &mut lock.holders {
             held.revoked = true;
@@ -475,8 +482,10 @@ impl Home {
 
     fn touched(&mut self, name: &Name) {
         if !self.watchers.is_empty() {
-            self.watchers
-                .retain(|(scope, tell)| !scope.covers(name) || tell.send(name.clone()).is_ok());
+            self.watchers.retain(|(scope, tell)| match scope.covers(name) {
+                true => tell.send(name.clone()).is_ok(),
+                false => !tell.is_closed(),
+            });
         }
     }
 }
@@ -487,8 +496,8 @@ impl Lock {
         held.or_else(|| self.waiters.values().next().map(|waiting| waiting.claim.mode))
     }
 
-    /// Drops the holders whose lease is over, and admits who is next.
-    fn expire(&mut self, now: Moment) {
+    /// Drops the holders whose lease is over, and admits who is next; whether there were any.
+    fn expire(&mut self, now: Moment) -> bool {
         let before = self.holders.len();
         let tally = &mut self.tally;
         self.holders.retain(|_, held| {
@@ -498,9 +507,11 @@ impl Lock {
             }
             alive
         });
-        if self.holders.len() < before {
+        let ended = self.holders.len() < before;
+        if ended {
             self.admit(now);
         }
+        ended
     }
 
     fn admit(&mut self, now: Moment) {

@@ -238,15 +238,16 @@ impl Transaction<'_> {
             return Ok(Err(not_held(claim)));
         }
         self.changed = true;
-        let Some(next) = next else {
-            self.settle(&claim.name)?;
-            self.tell_watchers(&claim.name)?;
-            return Ok(Ok(None));
-        };
-        Ok(self.enter(next, true)?.map(|standing| match standing {
-            Standing::Granted(grant) => Some(grant),
-            Standing::Waiting { .. } | Standing::Busy => None,
-        }))
+        // The release stands whatever becomes of `next`, which finds out by its own request.
+        match next.map(|next| self.enter(next, true)).transpose()? {
+            Some(Ok(Standing::Granted(grant))) => Ok(Ok(Some(grant))),
+            Some(Ok(Standing::Waiting { .. } | Standing::Busy)) => Ok(Ok(None)),
+            Some(Err(_)) | None => {
+                self.settle(&claim.name)?;
+                self.tell_watchers(&claim.name)?;
+                Ok(Ok(None))
+            }
+        }
     }
 
     /// Removes whatever bears the claim's id, and admits who is next.
