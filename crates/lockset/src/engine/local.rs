@@ -155,7 +155,16 @@ impl Engine for Local {
                 () = self.store.processes.any_death(&watch) => {}
                 () = self.clock.sleep_until(until) => {}
             }
-            standing = self.store.write(PATIENCE, move |txn| txn.look(&wanted, seq)).await??;
+            // Mostly it was granted. Reading stands in no writer's way, not even in that of the
+            // releaser, who is likely to be queueing again just now.
+            let granted = self.store.read(PATIENCE, move |txn| txn.granted(&wanted, seq)).await?;
+            standing = match granted {
+                Some(grant) => Standing::Granted(grant),
+                None => {
+                    let wanted = claim.clone();
+                    self.store.write(PATIENCE, move |txn| txn.look(&wanted, seq)).await??
+                }
+            };
         }
     }
 
