@@ -226,6 +226,12 @@ mod tests {
         assert!(!builder.contains("hunter2"), "{builder}");
     }
 
+    #[cfg(not(feature = "local"))]
+    #[tokio::test]
+    async fn an_engine_that_is_not_compiled_in_names_its_feature() {
+        assert!(refusal("local:").await.contains("cargo feature `local`"));
+    }
+
     #[tokio::test]
     async fn the_token_base_lifts_every_token() {
         let plain = Lockset::connect("memory:base-test").await.unwrap();
