@@ -52,26 +52,6 @@ macro_rules! select_states {
     };
 }
 
-macro_rules! insert_claim {
-    ($before:literal, $after:literal) => {
-        concat!(
-            "INSERT INTO lock (name, seq, token, id, mode, ttl, floor, expires, revoked, detached, ",
-            "process, inbox, by, note) VALUES ",
-            $before,
-            "(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0, ?9, ?10, ?11, ?12, ?13) ",
-            $after
-        )
-    };
-}
-
-const INSERT: &str = insert_claim!("", "");
-/// The usual case in one statement instead of two: the name's own row is there, and gets the
-/// holder's token as its fence.
-const INSERT_AND_RAISE_FENCE: &str = insert_claim!(
-    "(?1, 0, ?3, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), ",
-    "ON CONFLICT DO UPDATE SET token = excluded.token"
-);
-
 /// How a claim stands after a request.
 pub(super) enum Standing {
     Granted(Grant),
@@ -573,15 +553,8 @@ impl Transaction<'_> {
         let seq = queue.last_seq() + 1;
         let token = next_token(queue.fence.unwrap_or(0), claim.floor.map(Token::get));
         let expires = self.now.saturating_add(nanos(claim.ttl));
-        match queue.fence {
-            Some(_) => {
-                self.insert(INSERT_AND_RAISE_FENCE, claim, seq, token.get(), Some(expires))?
-            }
-            None => {
-                self.set_fence(&claim.name, None, token.get())?;
-                self.insert(INSERT, claim, seq, token.get(), Some(expires))?;
-            }
-        }
+        self.set_fence(&claim.name, queue.fence, token.get())?;
+        self.insert(claim, seq, token.get(), Some(expires))?;
         self.tell_watchers(&claim.name)?;
         Ok(self.grant(seq, token, expires, claim.ttl))
     }
@@ -593,20 +566,17 @@ impl Transaction<'_> {
             .query_row([claim.name.as_str()], |row| row.get::<_, Option<i64>>(0))?
             .unwrap_or(0)
             + 1;
-        self.insert(INSERT, claim, seq, 0, None).map(|()| seq)
+        self.insert(claim, seq, 0, None).map(|()| seq)
     }
 
-    fn insert(
-        &mut self,
-        sql: &'static str,
-        claim: &Claim,
-        seq: i64,
-        token: u64,
-        expires: Option<u64>,
-    ) -> Sql<()> {
+    fn insert(&mut self, claim: &Claim, seq: i64, token: u64, expires: Option<u64>) -> Sql<()> {
         self.changed = true;
         self.db
-            .prepare_cached(sql)?
+            .prepare_cached(
+                "INSERT INTO lock (name, seq, token, id, mode, ttl, floor, expires, revoked,
+                 detached, process, inbox, by, note)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0, ?9, ?10, ?11, ?12, ?13)",
+            )?
             .execute(params![
                 claim.name.as_str(),
                 seq,
@@ -633,8 +603,8 @@ impl Transaction<'_> {
             .map(|_| ())
     }
 
-    /// Where the claim is, and whether it holds. Reads all claims of the name; only those who queue or
-    /// leave without having held come here.
+    /// Where the claim is, and whether it holds. Reads all claims of the name; only who queues, or
+    /// leaves without having held, comes here.
     fn find(&self, claim: &Claim) -> Sql<Option<(i64, bool)>> {
         self.db
             .prepare_cached(
