@@ -1,6 +1,7 @@
 //! Two candidates, one leader, and an observer that sees the change.
 //!
 //!     cargo run -p lockset --example leader
+#![allow(clippy::expect_used, reason = "an example")]
 
 use futures_util::StreamExt;
 use lockset::{Lockset, Result, Terms};

@@ -2,6 +2,7 @@
 //! `DebuggingRecorder` stands in for the exporter of your choice.
 //!
 //!     cargo run -p lockset --example observe
+#![allow(clippy::expect_used, reason = "an example")]
 
 use std::time::Duration;
 

@@ -59,10 +59,11 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// [`LossReason::Revoked`] says that the running lease still stands but is the last.
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>>;
 
-    /// Lifts the fence of a held lock to `to`, which becomes its token.
+    /// Lifts the fence of a lock held exclusively to `to`, which becomes its token.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the claim does not hold the lock or the fence is already above `to`.
+    /// [`Error::Lost`] if the claim does not hold the lock exclusively or the fence is already
+    /// above `to`.
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant>;
 
     /// Changes a held lock in place.
@@ -72,7 +73,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant>;
 
     /// Gives the lock back and admits whoever is next. `next`, a claim of the same name and client,
-    /// is granted at once if nobody else waits (its grant is the answer), and queued otherwise.
+    /// is granted at once if nobody else waits (its grant is the answer), and queued otherwise. The
+    /// release stands whatever becomes of `next`, which finds out by its own request.
     ///
     /// # Errors
     /// [`Error::NotHeld`] if the claim does not hold the lock; `next` is then untouched.

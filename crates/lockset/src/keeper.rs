@@ -296,6 +296,7 @@ async fn renew(desk: &Desk, engine: &dyn Engine, ttl: Duration, batch: Vec<Renew
     for Renewing { hold, claim, .. } in batch {
         let next_look = match answers.next() {
             Some(Ok(grant)) => {
+                tracing::trace!(name = %claim.name, token = %grant.token, "renewed");
                 hold.client.eyes.renewal(Renewal::Renewed);
                 hold.renewed(grant);
                 sent + ttl / 3

@@ -7,7 +7,7 @@
 //! Leases are real here too: a claim whose keeper does not renew it is succeeded when it lapses.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -78,6 +78,13 @@ impl Drop for Memory {
     }
 }
 
+/// The clock that keeps tokens growing over lost state. State is lost only with the process here,
+/// so it is enough to read it once per process.
+fn clock_floor() -> u64 {
+    static START: OnceLock<u64> = OnceLock::new();
+    *START.get_or_init(wall_micros)
+}
+
 /// A panic elsewhere never leaves the home half changed, so a poisoned mutex is still good.
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -145,9 +152,8 @@ impl Engine for Memory {
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
         let now = self.clock.now();
         let mut home = self.home();
-        let base = home.base;
         let lock = home.held(claim, grant, now)?;
-        if lock.fence.max(base) > to.get() {
+        if claim.mode != Mode::Exclusive || lock.fence > to.get() {
             return Err(Error::lost(&claim.name, LossReason::Forgotten));
         }
         lock.fence = to.get();
@@ -160,7 +166,6 @@ impl Engine for Memory {
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         let now = self.clock.now();
         let mut home = self.home();
-        let base = home.base;
         let lock = home.held(claim, grant, now)?;
         if let Some(held) = lock.holders.get_mut(&claim.id) {
             match to {
@@ -169,7 +174,7 @@ impl Engine for Memory {
                     lock.tally.remove(held.mode);
                     held.mode = Mode::Shared;
                     lock.tally.add(held.mode);
-                    lock.admit(base, now);
+                    lock.admit(now);
                 }
             }
         }
@@ -261,7 +266,7 @@ impl Engine for Memory {
 #[derive(Debug, Default)]
 struct Home {
     locks: FastMap<Name, Lock>,
-    /// The greatest fence among the names that were swept out.
+    /// The greatest fence among the names that were swept out; new ones begin with it.
     base: u64,
     swept_to: usize,
     marks: FastMap<ClaimId, Moment>,
@@ -318,7 +323,8 @@ impl Home {
         if self.locks.len() >= SWEEP_AT.max(2 * self.swept_to) {
             self.sweep();
         }
-        self.locks.entry(name.clone()).or_default()
+        let fence = self.base;
+        self.locks.entry(name.clone()).or_insert_with(|| Lock { fence, ..Lock::default() })
     }
 
     /// Forgets free names when they have become many. What they had given out lives on in `base`.
@@ -340,7 +346,6 @@ impl Home {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
         self.expire(&claim.name, now);
-        let base = self.base;
         let lock = self.lock_of(&claim.name);
         if lock.holders.contains_key(&claim.id) || lock.places.contains_key(&claim.id) {
             return self.look(claim, now);
@@ -349,7 +354,7 @@ impl Home {
             return Err(Error::Conflict { name: claim.name.clone(), why });
         }
         let entered = if lock.waiters.is_empty() && lock.tally.admits(claim.mode) {
-            Entered::Granted(lock.grant(claim, client, base, now))
+            Entered::Granted(lock.grant(claim, client, now))
         } else if queue {
             lock.enqueue(claim, client, now)
         } else {
@@ -373,8 +378,7 @@ impl Home {
 
     /// Ends the leases of `name` that are over, admits who is next, and says so.
     fn expire(&mut self, name: &Name, now: Moment) {
-        let base = self.base;
-        if self.locks.get_mut(name).is_some_and(|lock| lock.expire(base, now)) {
+        if self.locks.get_mut(name).is_some_and(|lock| lock.expire(now)) {
             self.touched(name);
         }
     }
@@ -404,7 +408,6 @@ impl Home {
     /// Takes a claim out, wherever it is, and admits who is next. Answers the token it held by.
     fn remove(&mut self, name: &Name, id: ClaimId, now: Moment) -> Option<Token> {
         self.expire(name, now);
-        let base = self.base;
         let lock = self.locks.get_mut(name)?;
         let token = match lock.holders.remove(&id) {
             Some(held) => {
@@ -417,14 +420,13 @@ impl Home {
                 None
             }
         };
-        lock.admit(base, now);
+        lock.admit(now);
         self.touched(name);
         token
     }
 
     fn force_release(&mut self, name: &Name, how: Break, now: Moment) -> Vec<Holder> {
         self.expire(name, now);
-        let base = self.base;
         let Some(lock) = self.locks.get_mut(name) else { return Vec::new() };
         let mut broken = Vec::new();
         for (id, held) in &mut lock.holders {
@@ -442,7 +444,7 @@ impl Home {
         if how == Break::Now {
             lock.holders.clear();
             lock.tally = Tally::default();
-            lock.admit(base, now);
+            lock.admit(now);
         }
         self.touched(name);
         broken
@@ -495,7 +497,7 @@ impl Lock {
     }
 
     /// Drops the holders whose lease is over, and admits who is next; whether there were any.
-    fn expire(&mut self, base: u64, now: Moment) -> bool {
+    fn expire(&mut self, now: Moment) -> bool {
         let before = self.holders.len();
         let tally = &mut self.tally;
         self.holders.retain(|_, held| {
@@ -507,26 +509,25 @@ impl Lock {
         });
         let ended = self.holders.len() < before;
         if ended {
-            self.admit(base, now);
+            self.admit(now);
         }
         ended
     }
 
-    fn admit(&mut self, base: u64, now: Moment) {
+    fn admit(&mut self, now: Moment) {
         while let Some(first) = self.waiters.first_entry() {
             if !self.tally.admits(first.get().claim.mode) {
                 return;
             }
             let waiting = first.remove();
             self.places.remove(&waiting.claim.id);
-            self.grant(&waiting.claim, waiting.client, base, now);
+            self.grant(&waiting.claim, waiting.client, now);
             waiting.wake.notify_one();
         }
     }
 
-    fn grant(&mut self, claim: &Claim, client: u64, base: u64, now: Moment) -> Grant {
-        let at_least = claim.floor.map_or_else(wall_micros, Token::get);
-        let token = Token::next(self.fence.max(base), at_least);
+    fn grant(&mut self, claim: &Claim, client: u64, now: Moment) -> Grant {
+        let token = Token::next(self.fence, claim.floor.map_or_else(clock_floor, Token::get));
         self.fence = token.get();
         self.tally.add(claim.mode);
         let held = Held {

@@ -125,6 +125,11 @@ impl Transaction<'_> {
         }
     }
 
+    /// The grant of a claim that waited at `seq`, if it has one by now. Changes nothing.
+    pub(super) fn granted(&self, claim: &Claim, seq: i64) -> Sql<Option<Grant>> {
+        Ok(self.holding(claim, seq)?.map(|row| self.grant_of(&row)))
+    }
+
     /// The first waiter looks again when a lease ends. The others do so now and then, because the
     /// one before them may be granted a lease and never renew it.
     fn waiting(&self, seq: i64, queue: Queue, before: Option<ClaimRow>) -> Standing {
@@ -184,7 +189,8 @@ impl Transaction<'_> {
         let queue = self.settle(&claim.name)?;
         let fence = queue.fence.unwrap_or(0);
         let held = queue.holders.iter().find(|held| is_held_by(held, claim, grant));
-        let Some(held) = held.filter(|_| fence <= to.get()) else {
+        let may_be_raised = claim.mode == Mode::Exclusive && fence <= to.get();
+        let Some(held) = held.filter(|_| may_be_raised) else {
             return Ok(Err(Error::lost(&claim.name, LossReason::Forgotten)));
         };
         self.db
@@ -604,8 +610,8 @@ impl Transaction<'_> {
             .map(|_| ())
     }
 
-    /// Where the claim is, and whether it holds. Reads all claims of the name; only those who queue or
-    /// leave without having held come here.
+    /// Where the claim is, and whether it holds. Reads all claims of the name; only who queues, or
+    /// leaves without having held, comes here.
     fn find(&self, claim: &Claim) -> Sql<Option<(i64, bool)>> {
         self.db
             .prepare_cached(
@@ -619,13 +625,19 @@ impl Transaction<'_> {
 
     /// The claim's row, if it holds the lock by `grant`.
     fn held(&self, claim: &Claim, grant: &Grant) -> Sql<Option<ClaimRow>> {
+        let row = self.holding(claim, seq_of(grant))?;
+        Ok(row.filter(|row| is_held_by(row, claim, grant)))
+    }
+
+    /// The claim's row at `seq`, if it is there and holds the lock.
+    fn holding(&self, claim: &Claim, seq: i64) -> Sql<Option<ClaimRow>> {
         let row = self
             .db
             .prepare_cached(select_claims!("WHERE name = ?1 AND seq = ?2 AND seq > 0"))?
-            .query_row(params![claim.name.as_str(), seq_of(grant)], ClaimRow::read)
+            .query_row(params![claim.name.as_str(), seq], ClaimRow::read)
             .optional()?;
         let lasts = |row: &ClaimRow| row.expires.is_some_and(|expires| expires > self.now);
-        Ok(row.filter(|row| lasts(row) && is_held_by(row, claim, grant)))
+        Ok(row.filter(|row| row.id == claim.id && lasts(row)))
     }
 
     /// The waiter before the one at `seq`; `None` also if the claim is not there any more.

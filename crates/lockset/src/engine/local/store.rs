@@ -14,6 +14,7 @@ use super::{LocalOptions, failed, failed_by, unpoisoned};
 use crate::clock::{Clock, Moment};
 use crate::engine::ClaimId;
 use crate::error::{Error, Result};
+use crate::fork;
 
 /// "Lkst": what tells our files from other SQLite files.
 const APPLICATION_ID: i32 = 0x4C6B_7374;
@@ -42,7 +43,7 @@ pub(super) struct Store {
     pub(super) processes: Processes,
     time: MachineTime,
     runtime: tokio::runtime::Handle,
-    opened_by: u32,
+    forks: u32,
     books: Mutex<Books>,
 }
 
@@ -59,6 +60,7 @@ impl Store {
         // A new file is created by way of a second descriptor, whose closing would drop the locks
         // that another thread has just taken on it.
         static OPENING: Mutex<()> = Mutex::new(());
+        fork::notice();
         let runtime = tokio::runtime::Handle::try_current()
             .map_err(|error| failed_by("it must be opened inside a tokio runtime", false, error))?;
         let (place, connection) = {
@@ -75,7 +77,7 @@ impl Store {
             processes: Processes::new(options.holder_process, runtime.clone()),
             time: MachineTime::of_this_process(),
             runtime,
-            opened_by: std::process::id(),
+            forks: fork::generation(),
             books: Mutex::new(Books {
                 connection: Some(connection),
                 withdrawn: Withdrawn::default(),
@@ -87,7 +89,7 @@ impl Store {
     /// Whether this is a child of the process that opened the file. SQLite's locks do not survive
     /// a fork, and the child's first step could damage the file.
     pub(super) fn is_forked(&self) -> bool {
-        std::process::id() != self.opened_by
+        fork::generation() != self.forks
     }
 
     /// Fails in such a child. Asked before any mutex, which may be locked there for ever.
