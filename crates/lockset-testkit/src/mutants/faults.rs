@@ -406,9 +406,9 @@ impl Layer for TakesAgain {
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         let Some(grant) = self.0.acquire(claim, wait).await? else { return Ok(None) };
-        match self.1.lock().unwrap().insert(claim.id, grant.token) {
-            None => return Ok(Some(grant)),
-            Some(_) => {}
+        let first = self.1.lock().unwrap().insert(claim.id, grant.token).is_none();
+        if first {
+            return Ok(Some(grant));
         }
         let token = Token::new(grant.token.get() + 1);
         self.0.raise(claim, &grant, token).await.map(Some)
