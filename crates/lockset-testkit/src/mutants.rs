@@ -146,7 +146,7 @@ pub const VIRTUAL: &[Mutant] = mutants! {
         => "all had all locks";
     readers_share_and_writers_exclude as Mutex on dressed(ReadersAreWriters)
         => "another of the same client";
-    readers_share_and_writers_exclude as Mutex on renamed(own_name) => "a writer beside readers";
+    readers_share_and_writers_exclude as Mutex on dressed(WritersAreReaders) => "a writer beside readers";
     a_waiting_writer_is_not_starved as Mutex on dressed(ReadersPass) => "passed the waiting writer";
     a_downgrade_lets_readers_in_and_keeps_the_token as Mutex on dressed(AmendsNothing)
         => "it comes in";

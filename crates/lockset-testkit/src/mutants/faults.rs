@@ -721,6 +721,21 @@ impl Layer for ReadersAreWriters {
     }
 }
 
+/// Lets everybody in together.
+#[derive(Debug)]
+pub(crate) struct WritersAreReaders(pub(crate) Arc<dyn Engine>);
+
+#[async_trait]
+impl Layer for WritersAreReaders {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        self.0.acquire(&Claim { mode: Mode::Shared, ..claim.clone() }, wait).await
+    }
+}
+
 /// Readers who do not want to wait pass those who do.
 #[derive(Debug)]
 pub(crate) struct ReadersPass(pub(crate) Arc<dyn Engine>);
