@@ -8,7 +8,6 @@ use std::time::Duration;
 use tracing::Instrument;
 
 use crate::client::Client;
-use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Wait};
 use crate::error::{Error, Result};
 use crate::gate::{Entered, InLine, Pass, Turn};
@@ -19,6 +18,8 @@ use crate::terms::Checked;
 /// How long a single request of the background cleaning may take, and the pauses between tries.
 const CLEANING_TIMEOUT: Duration = Duration::from_secs(5);
 const CLEANING_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+/// The pause before a claim that the engine lost track of is replaced by a fresh one.
+const ASK_AGAIN: Duration = Duration::from_millis(5);
 /// How long a timeout error may take to find out who holds the lock.
 const ASK_FOR_HOLDER: Duration = Duration::from_millis(500);
 
@@ -152,54 +153,84 @@ fn check_mode(want: &Want) -> Result<()> {
     }
 }
 
-/// Passes the gate if there is one, then asks the engine.
-async fn admitted(want: &Want, claim: Arc<Claim>, wait: Wait) -> Result<Option<Guard>> {
-    let client = &want.client;
-    let mut orphan = Orphan { client, claim: None, offered: None };
+/// Passes the gate if there is one, then asks the engine, with a fresh claim each time the engine
+/// has lost track of the one before.
+async fn admitted(want: &Want, mut claim: Arc<Claim>, wait: Wait) -> Result<Option<Guard>> {
     let mut pass = None;
     if want.gated {
-        match client.gate.enter(&claim, &want.terms, wait != Wait::No) {
+        match at_the_gate(want, &claim, wait).await {
             None => return Ok(None),
-            Some(Entered::Pass(ours)) => pass = Some(ours),
-            Some(Entered::InLine(place)) => {
-                orphan.claim = Some(claim.clone());
-                orphan.offered = Some(place.offered.clone());
-                match place.turn(&client.clock, wait.deadline()).await {
-                    None => return Ok(None),
-                    Some(Turn::Ask(ours)) => pass = Some(ours),
-                    Some(Turn::Granted(guard)) => {
-                        orphan.defuse();
-                        return Ok(Some(guard));
-                    }
-                }
-            }
+            Some(Turn::Granted(guard)) => return Ok(Some(guard)),
+            Some(Turn::Ask(ours)) => pass = Some(ours),
         }
     }
-    (orphan.claim, orphan.offered) = (Some(claim.clone()), None);
+    loop {
+        match ask(want, claim, wait, &mut pass).await? {
+            Asked::Granted(guard) => return Ok(Some(guard)),
+            Asked::NotInTime => return Ok(None),
+            Asked::Forgotten(error) if want.client.clock.now() >= wait.deadline() => {
+                return Err(error);
+            }
+            Asked::Forgotten(_) => tokio::time::sleep(ASK_AGAIN).await,
+        }
+        claim = want.claim();
+    }
+}
+
+/// Waits for the turn; `None` if it does not come in time.
+async fn at_the_gate(want: &Want, claim: &Arc<Claim>, wait: Wait) -> Option<Turn> {
+    let client = &want.client;
+    match client.gate.enter(claim, &want.terms, wait != Wait::No)? {
+        Entered::Pass(pass) => Some(Turn::Ask(pass)),
+        Entered::InLine(place) => {
+            let offered = Some(place.offered.clone());
+            let orphan = Orphan { client, claim: Some(claim.clone()), offered };
+            let turn = place.turn(&client.clock, wait.deadline()).await?;
+            orphan.defuse();
+            Some(turn)
+        }
+    }
+}
+
+enum Asked {
+    Granted(Guard),
+    NotInTime,
+    /// The engine does not know the claim any more, or told of the grant too late: it is withdrawn,
+    /// and never used again.
+    Forgotten(Error),
+}
+
+/// Asks the engine, and withdraws the claim unless the outcome is clear. The pass goes with a
+/// grant.
+async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>) -> Result<Asked> {
+    let client = &want.client;
+    let orphan = Orphan { client, claim: Some(claim.clone()), offered: None };
     let granted = tokio::select! {
         biased;
-        granted = client.engine.acquire(&claim, wait) => granted?,
+        granted = client.engine.acquire(&claim, wait) => granted,
         () = client.closing(&claim) => return Err(Error::Closed),
     };
     let now = client.clock.now();
-    if let Some(grant) = &granted {
-        check_still_valid(client, grant, now)?;
+    match granted {
+        Ok(Some(grant)) if grant.valid_until > now => {
+            orphan.defuse();
+            let (client, terms) = (client.clone(), &want.terms);
+            Ok(Asked::Granted(Guard::new(client, claim, grant, terms, pass.take(), now)))
+        }
+        // This process slept, or the answer was slow: a grant whose time is over is not believed.
+        Ok(Some(_)) => Ok(Asked::Forgotten(Error::Unreachable {
+            engine: client.capabilities.engine,
+            what: "the grant was read only after its lease had run out".to_owned(),
+            retryable: true,
+            source: None,
+        })),
+        Ok(None) => {
+            orphan.defuse();
+            Ok(Asked::NotInTime)
+        }
+        Err(error @ Error::NotHeld { .. }) => Ok(Asked::Forgotten(error)),
+        Err(error) => Err(error),
     }
-    orphan.defuse();
-    Ok(granted.map(|grant| Guard::new(client.clone(), claim, grant, &want.terms, pass, now)))
-}
-
-/// A grant read too late (this process slept, or the answer was slow) is not believed.
-fn check_still_valid(client: &Client, grant: &Grant, now: Moment) -> Result<()> {
-    if grant.valid_until > now {
-        return Ok(());
-    }
-    Err(Error::Unreachable {
-        engine: client.capabilities.engine,
-        what: "the grant was read only after its lease had run out".to_owned(),
-        retryable: true,
-        source: None,
-    })
 }
 
 async fn holder_of(client: &Client, name: &Name) -> Option<Holder> {
