@@ -175,11 +175,12 @@ async fn admitted(want: &Want, claim: Arc<Claim>, wait: Wait) -> Result<Option<G
             }
         }
     }
+    let _under_way = client.begin(&claim)?;
     (orphan.claim, orphan.offered) = (Some(claim.clone()), None);
     let granted = tokio::select! {
         biased;
         granted = client.engine.acquire(&claim, wait) => granted?,
-        () = client.closing(&claim) => return Err(Error::Closed),
+        () = client.closed() => return Err(Error::Closed),
     };
     let now = client.clock.now();
     if let Some(grant) = &granted {
