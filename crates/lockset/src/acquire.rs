@@ -204,11 +204,12 @@ enum Asked {
 /// grant.
 async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>) -> Result<Asked> {
     let client = &want.client;
+    let _under_way = client.begin(&claim)?;
     let orphan = Orphan { client, claim: Some(claim.clone()), offered: None };
     let granted = tokio::select! {
         biased;
         granted = client.engine.acquire(&claim, wait) => granted,
-        () = client.closing(&claim) => return Err(Error::Closed),
+        () = client.closed() => return Err(Error::Closed),
     };
     let now = client.clock.now();
     match granted {

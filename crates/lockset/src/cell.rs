@@ -95,13 +95,18 @@ impl Shared {
     ) -> Result<R> {
         self.client.check_usable()?;
         let mut states = self.client.engine.watch(&Scope::Name(self.name.clone()));
-        while let Some(state) = states.next().await {
+        loop {
+            let state = tokio::select! {
+                biased;
+                state = states.next() => state,
+                () = self.client.closed() => None,
+            };
+            let Some(state) = state else { return Err(Error::Closed) };
             let content = self.content(&state?.cell.unwrap_or_default())?;
             if let Some(answer) = enough(content)? {
                 return Ok(answer);
             }
         }
-        Err(Error::Closed)
     }
 
     /// Does something in the background, with this cell.

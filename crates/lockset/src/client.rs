@@ -33,8 +33,8 @@ pub(crate) struct Client {
     forks: u32,
     closed: AtomicBool,
     closing: Notify,
-    /// The claims whose acquisition waits at the engine.
-    waiting: Mutex<FastMap<ClaimId, Arc<Claim>>>,
+    /// The claims that the engine may know and no guard holds yet.
+    under_way: Mutex<FastMap<ClaimId, Arc<Claim>>>,
 }
 
 /// What a URL and a builder can set for all locks of a client.
@@ -66,7 +66,7 @@ impl Client {
             forks: fork::generation(),
             closed: AtomicBool::new(false),
             closing: Notify::new(),
-            waiting: Mutex::default(),
+            under_way: Mutex::default(),
             engine,
             capabilities,
             keeper,
@@ -129,19 +129,31 @@ impl Client {
         }
     }
 
-    /// Pending until this client closes. Meanwhile `claim` is known to wait, and is withdrawn by
-    /// the closing itself: the task that waits may not run again before the engine is closed.
-    pub(crate) async fn closing(&self, claim: &Arc<Claim>) {
+    /// Before the engine is asked for `claim`. Until the answer is dropped, closing withdraws the
+    /// claim itself: the task that waits may not run again before the engine is closed.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub(crate) fn begin(&self, claim: &Arc<Claim>) -> Result<UnderWay<'_>> {
+        let mut under_way = self.under_way();
+        // Closing sets the flag before it looks at the claims, so one of us sees the other.
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        under_way.insert(claim.id, claim.clone());
+        Ok(UnderWay { client: self, id: claim.id })
+    }
+
+    /// Pending until this client closes.
+    pub(crate) async fn closed(&self) {
         let closing = self.closing.notified();
-        let _waiting = Waiting { client: self, id: claim.id };
-        self.waiting().insert(claim.id, claim.clone());
         if !self.closed.load(Ordering::Acquire) {
             closing.await;
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn under_way(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Releases everything this client holds, withdraws what it waits for, finishes what runs in
@@ -152,8 +164,8 @@ impl Client {
             return Ok(());
         }
         self.gate.close();
-        let waiting: Vec<_> = self.waiting().values().cloned().collect();
-        waiting.into_iter().for_each(|claim| self.withdraw_in_background(claim));
+        let under_way: Vec<_> = self.under_way().values().cloned().collect();
+        under_way.into_iter().for_each(|claim| self.withdraw_in_background(claim));
         self.closing.notify_waiters();
         let releases = self.keeper.holds().into_iter().map(crate::acquire::release);
         let outcomes = futures_util::future::join_all(releases).await;
@@ -167,14 +179,14 @@ impl Client {
     }
 }
 
-/// A claim that waits at the engine, until it is dropped.
-struct Waiting<'a> {
+/// A claim is under way to the engine, until this is dropped.
+pub(crate) struct UnderWay<'a> {
     client: &'a Client,
     id: ClaimId,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.client.waiting().remove(&self.id);
+        self.client.under_way().remove(&self.id);
     }
 }

@@ -28,6 +28,9 @@ const MARK_LIFE: Duration = Duration::from_secs(60);
 /// The longest pause between two attempts on a file that others write to all the time.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
+/// How long others may take to set the file up.
+const SETTING_UP: Duration = Duration::from_secs(5);
+
 const WRITE: &str = "BEGIN IMMEDIATE";
 const READ: &str = "BEGIN";
 
@@ -357,7 +360,7 @@ fn connect(place: &Place) -> Sql<Result<Connection>> {
         | OpenFlags::SQLITE_OPEN_PRIVATE_CACHE;
     let mut db = Connection::open_with_flags(place.path(), flags)?;
     // While it is set up there is time: another process may be doing the same.
-    db.busy_timeout(Duration::from_secs(5))?;
+    db.busy_timeout(SETTING_UP)?;
     db.set_prepared_statement_cache_capacity(64);
     if let Some(error) = prepare_format(&mut db, place)? {
         return Ok(Err(error));
@@ -411,10 +414,24 @@ fn prepare_format(db: &mut Connection, place: &Place) -> Sql<Option<Error>> {
         );
         return Ok(Some(failed(what)));
     }
-    let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
+    let mode = turn_on_the_log(db)?;
     let refused =
         || failed(format!("{path} cannot have a write-ahead log here; name another file"));
     Ok((mode != "wal").then(refused))
+}
+
+/// Answers the journal mode. Of several who come to a new file at the same time one turns the log
+/// on, and SQLite refuses the others without asking their busy handler.
+fn turn_on_the_log(db: &Connection) -> Sql<String> {
+    let started = Instant::now();
+    loop {
+        match db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)) {
+            Err(error) if is_busy(&error) && started.elapsed() < SETTING_UP => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            answer => return answer,
+        }
+    }
 }
 
 /// No claim survives a reboot; the fences do.
