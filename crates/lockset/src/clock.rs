@@ -101,6 +101,9 @@ impl Clock {
     /// # Cancel safety
     /// Cancel safe; nothing but time is involved.
     pub async fn sleep_until(&self, deadline: Moment) {
+        if deadline == Moment::NEVER {
+            return std::future::pending().await;
+        }
         loop {
             let left = deadline.since(self.now());
             if left.is_zero() {

@@ -1,15 +1,76 @@
-//! Distributed locks (work in progress).
-#![allow(dead_code, unreachable_pub)]
+//! Distributed locks with one set of verbs on every engine.
+//!
+//! Every grant carries a fencing [`Token`]; every [`Guard`] knows until when it may be trusted and
+//! says so before anyone else can hold the lock; a release wakes one waiter, without polling.
+//!
+//! ```
+//! # async fn example() -> lockset::Result<()> {
+//! use lockset::Lockset;
+//!
+//! let locks = Lockset::connect("memory:").await?;   // or "local:", see `Lockset::connect`
+//! let guard = locks.mutex("orders/42")?.lock().await?;
+//! guard.run(async { /* the work, cancelled if the lock is lost */ }).await?;
+//! guard.release().await?;
+//! # Ok(()) }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
+//! ```
+//!
+//! # The way of one acquisition
+//! `connect` picked the engine → [`Lockset::mutex`] parses the name once → [`Mutex::lock`] makes a
+//! claim → `acquire` passes the in-process gate, opens the span and owns the outcome → the
+//! [engine](engine::Engine) grants, or queues and is woken → [`Guard`] and keeper renew and watch
+//! the deadline → [`Guard::release`] gives it back, and the engine admits the next.
+//!
+//! # Runtime
+//! The async front needs a tokio runtime with time enabled. Renewals run on a thread of their own,
+//! so code that blocks a worker does not cost a lock. Without a runtime, use
+#![cfg_attr(feature = "blocking", doc = "[`blocking`].")]
+#![cfg_attr(not(feature = "blocking"), doc = "the `blocking` feature.")]
+//!
+//! # Observing
+//! `tracing`: the span `lockset.acquire` (name, engine, mode, note), events for grants, releases,
+//! unconfirmed renewals and losses. `metrics`:
+#![doc = include_str!("eyes.md")]
+
+mod acquire;
+mod barrier;
+#[cfg(feature = "blocking")]
+pub mod blocking;
+mod cell;
+mod client;
 pub mod clock;
+mod connect;
+mod election;
 pub mod engine;
 mod error;
+mod eyes;
+mod gate;
+mod guard;
+mod keeper;
+mod latch;
+mod locks;
+mod multi;
+mod mutex;
 mod name;
+mod rwlock;
+mod semaphore;
+mod terms;
+mod ticket;
 mod token;
+
+pub use barrier::Barrier;
+pub use connect::Builder;
+pub use election::{Election, Leader};
+pub use engine::{Break, ClaimId, Holder, LockState, Mode, Waiter};
 pub use error::{Error, LossReason, Result};
+pub use guard::{Guard, State};
+pub use latch::Latch;
+pub use locks::Lockset;
+pub use multi::{All, Guards, Lockable, all};
+pub use mutex::Mutex;
 pub use name::{Name, Note, Prefix};
+pub use rwlock::RwLock;
+pub use semaphore::Semaphore;
+pub use terms::Terms;
+pub use ticket::Ticket;
 pub use token::Token;
-/// stand-in
-#[derive(Debug)]
-pub struct Lockset;
-impl Lockset { /// x
- pub fn close(){} }

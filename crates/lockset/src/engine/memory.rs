@@ -188,12 +188,10 @@ impl Engine for Memory {
         // Whatever bears the id goes; "not held" is only the answer.
         home.remove(&claim.name, claim.id, now);
         held.map_err(|_| Error::NotHeld { name: claim.name.clone() })?;
-        match next {
-            None => Ok(None),
-            Some(next) => match home.enter(next, self.client, true, now)? {
-                Entered::Granted(grant) => Ok(Some(grant)),
-                Entered::Queued { .. } | Entered::Busy => Ok(None),
-            },
+        // The release stands whatever becomes of `next`, which finds out by its own request.
+        match next.map(|next| home.enter(next, self.client, true, now)) {
+            Some(Ok(Entered::Granted(grant))) => Ok(Some(grant)),
+            _ => Ok(None),
         }
     }
 
@@ -225,7 +223,9 @@ impl Engine for Memory {
         let now = self.clock.now();
         let home = self.home();
         let states = home.names(prefix).into_iter().map(|name| home.state(&name, now));
-        Ok(states.filter(|s| !s.holders.is_empty() || !s.waiters.is_empty() || s.cell.is_some()).collect())
+        Ok(states
+            .filter(|s| !s.holders.is_empty() || !s.waiters.is_empty() || s.cell.is_some())
+            .collect())
     }
 
     async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {
@@ -327,8 +327,7 @@ impl Home {
         }
         let base = &mut self.base;
         self.locks.retain(|_, lock| {
-            let used =
-                !lock.holders.is_empty() || !lock.waiters.is_empty() || lock.cell.is_some();
+            let used = !lock.holders.is_empty() || !lock.waiters.is_empty() || lock.cell.is_some();
             if !used {
                 *base = (*base).max(lock.fence);
             }

@@ -1,0 +1,263 @@
+//! The one door from the primitives to the engine: gate, deadline, span, and the duty to leave
+//! nothing behind.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::client::Client;
+use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Wait};
+use crate::error::{Error, Result};
+use crate::gate::{Entered, InLine, Pass, Turn};
+use crate::guard::{Guard, Hold};
+use crate::name::Name;
+use crate::terms::Checked;
+
+/// How long a single request of the background cleaning may take, and the pauses between tries.
+const CLEANING_TIMEOUT: Duration = Duration::from_secs(5);
+const CLEANING_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+/// How long a timeout error may take to find out who holds the lock.
+const ASK_FOR_HOLDER: Duration = Duration::from_millis(500);
+
+/// A lock as a primitive asks for it: what, in which way, on which terms. Makes a fresh claim for
+/// every acquisition.
+#[derive(Clone, Debug)]
+pub(crate) struct Want {
+    pub(crate) client: Arc<Client>,
+    pub(crate) name: Name,
+    pub(crate) mode: Mode,
+    pub(crate) terms: Checked,
+    /// Stand in the in-process line first. Only for primitives that are exclusive throughout:
+    /// readers and writers of one name must meet in the engine's queue to keep their order.
+    pub(crate) gated: bool,
+}
+
+/// `None`: not granted in the time given.
+pub(crate) async fn acquire(want: &Want, wait: Wait) -> Result<Option<Guard>> {
+    let client = &want.client;
+    client.check_usable()?;
+    check_mode(want)?;
+    let claim = want.claim();
+    let span = tracing::info_span!(
+        "lockset.acquire",
+        name = %claim.name,
+        engine = client.capabilities.engine,
+        mode = %claim.mode,
+        note = %claim.note.text,
+    );
+    let waiting = client.eyes.waiting(&client.clock, &want.name);
+    let granted = admitted(want, claim, wait).instrument(span).await;
+    waiting.ended(match &granted {
+        Ok(Some(_)) => "granted",
+        Ok(None) => "not_granted",
+        Err(_) => "error",
+    });
+    granted
+}
+
+/// Like [`acquire`], but not granted in time is an error that says who holds the lock.
+pub(crate) async fn acquire_within(want: &Want, patience: Duration) -> Result<Guard> {
+    let deadline = want.client.clock.now() + patience;
+    match acquire(want, Wait::Until(deadline)).await? {
+        Some(guard) => Ok(guard),
+        None => Err(Error::Timeout {
+            name: want.name.clone(),
+            waited: patience,
+            holder: holder_of(&want.client, &want.name).await.map(Box::new),
+        }),
+    }
+}
+
+/// Waits as long as it takes.
+pub(crate) async fn acquire_patiently(want: &Want) -> Result<Guard> {
+    loop {
+        if let Some(guard) = acquire(want, Wait::Forever).await? {
+            return Ok(guard);
+        }
+    }
+}
+
+/// Gives a lock back, taking the next claim of this process along.
+///
+/// If this future is dropped on the way, the rest happens in the background.
+pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
+    let Some((claim, grant, pass)) = hold.end()? else { return Ok(()) };
+    let next = pass.as_ref().and_then(Pass::next);
+    let leaving = Leaving { client: hold.client.clone(), claim, next, pass, answered: false };
+    let next = leaving.next.as_ref().map(|next| &*next.claim);
+    match hold.client.engine.release(&leaving.claim, &grant, next).await {
+        Ok(next_grant) => {
+            tracing::debug!(name = %leaving.claim.name, token = %grant.token, "released");
+            leaving.hand_over(next_grant);
+            Ok(())
+        }
+        // That is an answer too: there is nothing of ours left to clean up.
+        Err(error @ Error::NotHeld { .. }) => {
+            leaving.hand_over(None);
+            Err(error)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Withdraws a claim, again and again until the engine has answered or its lease is long over.
+pub(crate) async fn withdraw_until_done(client: &Client, claim: &Claim) {
+    let give_up = client.clock.now() + claim.ttl * 2 + Duration::from_secs(60);
+    let mut pause = CLEANING_PAUSES.0;
+    loop {
+        let withdrawal = client.engine.withdraw(claim);
+        match tokio::time::timeout(CLEANING_TIMEOUT, withdrawal).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) if !error.is_retryable() || client.clock.now() > give_up => {
+                tracing::warn!(name = %claim.name, %error, "left behind until its lease ends");
+                return;
+            }
+            _ if client.clock.now() > give_up => return,
+            _ => tokio::time::sleep(pause).await,
+        }
+        pause = (pause * 2).min(CLEANING_PAUSES.1);
+    }
+}
+
+impl Want {
+    fn claim(&self) -> Arc<Claim> {
+        Arc::new(Claim {
+            id: ClaimId::random(),
+            name: self.name.clone(),
+            mode: self.mode,
+            ttl: self.terms.ttl,
+            fixed: self.terms.fixed,
+            floor: None,
+            note: self.terms.note.clone(),
+            detachable: self.terms.detachable,
+        })
+    }
+}
+
+fn check_mode(want: &Want) -> Result<()> {
+    let can = want.client.capabilities;
+    let unsupported =
+        |what: &str| Err(Error::Unsupported { engine: can.engine, what: what.to_owned() });
+    match want.mode {
+        Mode::Shared if !can.shared => unsupported("readers that share a lock"),
+        Mode::Permits { .. } if !can.permits => unsupported("semaphores"),
+        _ => Ok(()),
+    }
+}
+
+/// Passes the gate if there is one, then asks the engine.
+async fn admitted(want: &Want, claim: Arc<Claim>, wait: Wait) -> Result<Option<Guard>> {
+    let client = &want.client;
+    let mut orphan = Orphan { client, claim: None, offered: None };
+    let mut pass = None;
+    if want.gated {
+        match client.gate.enter(&claim, &want.terms, wait != Wait::No) {
+            None => return Ok(None),
+            Some(Entered::Pass(ours)) => pass = Some(ours),
+            Some(Entered::InLine(place)) => {
+                orphan.claim = Some(claim.clone());
+                orphan.offered = Some(place.offered.clone());
+                match place.turn(&client.clock, wait.deadline()).await {
+                    None => return Ok(None),
+                    Some(Turn::Ask(ours)) => pass = Some(ours),
+                    Some(Turn::Granted(guard)) => {
+                        orphan.defuse();
+                        return Ok(Some(guard));
+                    }
+                }
+            }
+        }
+    }
+    (orphan.claim, orphan.offered) = (Some(claim.clone()), None);
+    let granted = client.engine.acquire(&claim, wait).await?;
+    if let Some(grant) = &granted {
+        check_still_valid(client, grant)?;
+    }
+    orphan.defuse();
+    Ok(granted.map(|grant| Guard::new(client.clone(), claim, grant, &want.terms, pass)))
+}
+
+/// A grant read too late (this process slept, or the answer was slow) is not believed.
+fn check_still_valid(client: &Client, grant: &Grant) -> Result<()> {
+    if grant.valid_until > client.clock.now() {
+        return Ok(());
+    }
+    Err(Error::Unreachable {
+        engine: client.capabilities.engine,
+        what: "the grant was read only after its lease had run out".to_owned(),
+        retryable: true,
+        source: None,
+    })
+}
+
+async fn holder_of(client: &Client, name: &Name) -> Option<Holder> {
+    let state = tokio::time::timeout(ASK_FOR_HOLDER, client.inspect(name)).await.ok()?.ok()?;
+    state.holders.into_iter().next()
+}
+
+/// A claim that the engine may know and nobody owns yet. Dropped, it is withdrawn; if it has only
+/// stood in line so far, then only if a release took it along to the engine.
+struct Orphan<'a> {
+    client: &'a Arc<Client>,
+    claim: Option<Arc<Claim>>,
+    offered: Option<Arc<AtomicBool>>,
+}
+
+impl Orphan<'_> {
+    fn defuse(mut self) {
+        self.claim = None;
+    }
+}
+
+impl Drop for Orphan<'_> {
+    fn drop(&mut self) {
+        let known = self.offered.as_ref().is_none_or(|offered| offered.load(Ordering::Acquire));
+        if let Some(claim) = self.claim.take().filter(|_| known) {
+            self.client.withdraw_in_background(claim);
+        }
+    }
+}
+
+/// A release under way. Dropped before the engine has answered, it ends in the background.
+struct Leaving {
+    client: Arc<Client>,
+    claim: Arc<Claim>,
+    next: Option<InLine>,
+    pass: Option<Pass>,
+    answered: bool,
+}
+
+impl Leaving {
+    /// The engine has answered: the next in line, if any, learns what it got.
+    fn hand_over(mut self, grant: Option<Grant>) {
+        self.answered = true;
+        let (Some(next), Some(pass)) = (self.next.take(), self.pass.take()) else { return };
+        let claim = next.claim.clone();
+        let turn = match grant {
+            None => Turn::Ask(pass),
+            Some(grant) => {
+                let client = self.client.clone();
+                Turn::Granted(Guard::new(client, claim.clone(), grant, &next.terms, Some(pass)))
+            }
+        };
+        if let Err(Turn::Ask(_)) = next.tell(turn) {
+            // It left the line while we took it along, and may stand in the engine's queue now.
+            // (A guard that nobody took releases itself.)
+            self.client.withdraw_in_background(claim);
+        }
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if self.answered {
+            return;
+        }
+        self.client.withdraw_in_background(self.claim.clone());
+        if let (Some(next), Some(pass)) = (self.next.take(), &self.pass) {
+            pass.put_back(next);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! A place where several wait for each other.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cell::{Change, Shared};
+use crate::client::Client;
+use crate::engine::ClaimId;
+use crate::error::{Error, Result};
+use crate::latch::Latch;
+use crate::name::Name;
+
+/// A place where `parties` wait for each other, again and again. Made by
+/// [`Lockset::barrier`](crate::Lockset::barrier).
+///
+/// A party that is cancelled while it waits leaves again. One whose process dies while it waits is
+/// still counted: a barrier cannot know whether its work was done.
+///
+/// ```
+/// # async fn example() -> lockset::Result<()> {
+/// let locks = lockset::Lockset::connect("memory:").await?;
+/// let (one, two) = (locks.barrier("phase", 2)?, locks.barrier("phase", 2)?);
+///
+/// let (first, second) = tokio::join!(one.wait(), two.wait());
+/// assert!(first? != second?, "exactly one of them was the last to come");
+/// # Ok(()) }
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Barrier {
+    cell: Shared,
+    parties: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Round {
+    parties: u32,
+    number: u64,
+    here: Vec<ClaimId>,
+    /// Who completed the round before, so that it can recognise its own work.
+    last: Option<ClaimId>,
+}
+
+impl Barrier {
+    pub(crate) fn new(client: Arc<Client>, name: Name, parties: u32) -> Result<Self> {
+        if parties == 0 || parties > Latch::MAX_COUNT {
+            let why = format!("a barrier is for 1 to {} parties", Latch::MAX_COUNT);
+            return Err(Error::invalid("number of parties", &parties.to_string(), why));
+        }
+        Ok(Self { cell: Shared::new(client, name)?, parties })
+    }
+
+    /// Waits until all parties are here. `true` for the one that came last.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] if others use the name with another number of parties;
+    /// [`Error::Unreachable`], after which it is unknown whether this party was counted.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropped, this party leaves again in the background, unless all were already
+    /// here.
+    pub async fn wait(&self) -> Result<bool> {
+        let id = ClaimId::random();
+        let leave = Leave { barrier: self, id, armed: true };
+        let (number, last) = self.arrive(id).await?;
+        if !last {
+            self.cell
+                .wait(|found| Ok((self.agreed(found)?.number != number).then_some(())))
+                .await?;
+        }
+        leave.defuse();
+        Ok(last)
+    }
+
+    /// How many are waiting.
+    ///
+    /// # Errors
+    /// As [`wait`](Barrier::wait).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn waiting(&self) -> Result<u32> {
+        let round = self.agreed(self.cell.read().await?)?;
+        Ok(u32::try_from(round.here.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Forgets the barrier. Whoever waits goes on.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`].
+    ///
+    /// # Cancel safety
+    /// May be cancelled and repeated.
+    pub async fn clear(&self) -> Result<()> {
+        self.cell.remove().await
+    }
+
+    /// The round this party waits in, and whether it came last in it.
+    async fn arrive(&self, id: ClaimId) -> Result<(u64, bool)> {
+        self.cell
+            .change(|found| {
+                let mut round = self.agreed(found)?;
+                let number = round.number;
+                if round.last == Some(id) {
+                    return Ok(Change::Keep((number, true)));
+                }
+                if round.here.contains(&id) {
+                    return Ok(Change::Keep((number, false)));
+                }
+                round.here.push(id);
+                let complete = round.here.len() as u64 >= u64::from(self.parties);
+                if complete {
+                    round.here.clear();
+                    round.number += 1;
+                    round.last = Some(id);
+                }
+                Ok(Change::Write(round, (number, complete)))
+            })
+            .await
+    }
+
+    async fn leave(&self, id: ClaimId) -> Result<()> {
+        self.cell
+            .change(|found| {
+                let mut round = self.agreed(found)?;
+                match round.here.iter().position(|here| *here == id) {
+                    None => Ok(Change::Keep(())),
+                    Some(position) => {
+                        round.here.remove(position);
+                        Ok(Change::Write(round, ()))
+                    }
+                }
+            })
+            .await
+    }
+
+    fn agreed(&self, found: Option<Round>) -> Result<Round> {
+        // A cleared barrier begins at a random round, so that those still waiting see a new one.
+        let round = found.unwrap_or_else(|| Round {
+            parties: self.parties,
+            number: u64::from(rand::random::<u32>()),
+            here: Vec::new(),
+            last: None,
+        });
+        if round.parties != self.parties {
+            let why = format!("it is a barrier for {}, not for {}", round.parties, self.parties);
+            return Err(self.cell.conflict(why));
+        }
+        Ok(round)
+    }
+}
+
+/// A party that has not passed yet. Dropped, it leaves.
+struct Leave<'a> {
+    barrier: &'a Barrier,
+    id: ClaimId,
+    armed: bool,
+}
+
+impl Leave<'_> {
+    fn defuse(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            let (barrier, id) = (self.barrier.clone(), self.id);
+            self.barrier.cell.in_background(move |_| async move {
+                if let Err(error) = barrier.leave(id).await {
+                    tracing::warn!(name = %barrier.cell.name, %error, "could not leave a barrier");
+                }
+            });
+        }
+    }
+}

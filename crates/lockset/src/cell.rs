@@ -1,0 +1,131 @@
+//! Small shared state changed by compare-and-set: what latches and barriers are made of.
+//!
+//! A change is a pure function of what the cell holds and bears an id of its own, so that after an
+//! unknown outcome the cell itself tells whether the change was made. Nothing is ever counted
+//! twice.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::client::Client;
+use crate::engine::{Cell, Scope, Swap};
+use crate::error::{Error, Result};
+use crate::name::Name;
+
+/// How often a change is tried again after others were faster, before it is called unreachable.
+const MOST_TRIES: usize = 10_000;
+
+/// A cell with content of type `T`.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    client: Arc<Client>,
+    pub(crate) name: Name,
+}
+
+/// What a change makes of the content.
+pub(crate) enum Change<T, R> {
+    /// Write this; answer that once it is written.
+    Write(T, R),
+    /// Nothing to write.
+    Keep(R),
+}
+
+impl Shared {
+    pub(crate) fn new(client: Arc<Client>, name: Name) -> Result<Self> {
+        if !client.capabilities.cells {
+            let what = "latches and barriers".to_owned();
+            return Err(Error::Unsupported { engine: client.capabilities.engine, what });
+        }
+        Ok(Self { client, name })
+    }
+
+    /// The content now.
+    pub(crate) async fn read<T: DeserializeOwned>(&self) -> Result<Option<T>> {
+        self.client.check_usable()?;
+        let state = self.client.inspect(&self.name).await?;
+        self.content(&state.cell.unwrap_or_default())
+    }
+
+    /// Changes the content. `change` sees what is there and must recognise its own earlier work.
+    pub(crate) async fn change<T, R>(
+        &self,
+        mut change: impl FnMut(Option<T>) -> Result<Change<T, R>>,
+    ) -> Result<R>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        self.client.check_usable()?;
+        let mut found = self.client.inspect(&self.name).await?.cell.unwrap_or_default();
+        for _ in 0..MOST_TRIES {
+            let (content, answer) = match change(self.content(&found)?)? {
+                Change::Keep(answer) => return Ok(answer),
+                Change::Write(content, answer) => (content, answer),
+            };
+            let bytes = serde_json::to_vec(&content).map_err(|error| self.damaged(&error))?;
+            match self.client.engine.cell(&self.name, found.version, Some(bytes)).await? {
+                Swap::Done(_) => return Ok(answer),
+                Swap::Found(cell) => found = cell,
+            }
+        }
+        let what = format!("`{}` changes too often to be changed", self.name);
+        let engine = self.client.capabilities.engine;
+        Err(Error::Unreachable { engine, what, retryable: true, source: None })
+    }
+
+    /// Removes the cell.
+    pub(crate) async fn remove(&self) -> Result<()> {
+        self.client.check_usable()?;
+        let mut found = self.client.inspect(&self.name).await?.cell.unwrap_or_default();
+        while found != Cell::default() {
+            match self.client.engine.cell(&self.name, found.version, None).await? {
+                Swap::Done(_) => break,
+                Swap::Found(cell) => found = cell,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until `enough` answers something for the content.
+    pub(crate) async fn wait<T: DeserializeOwned, R>(
+        &self,
+        mut enough: impl FnMut(Option<T>) -> Result<Option<R>>,
+    ) -> Result<R> {
+        self.client.check_usable()?;
+        let mut states = self.client.engine.watch(&Scope::Name(self.name.clone()));
+        while let Some(state) = states.next().await {
+            let content = self.content(&state?.cell.unwrap_or_default())?;
+            if let Some(answer) = enough(content)? {
+                return Ok(answer);
+            }
+        }
+        Err(Error::Closed)
+    }
+
+    /// Does something in the background, with this cell.
+    pub(crate) fn in_background<F>(&self, job: impl FnOnce(Shared) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        if !self.client.is_forked() {
+            self.client.keeper.run(job(self.clone()));
+        }
+    }
+
+    pub(crate) fn conflict(&self, why: String) -> Error {
+        Error::Conflict { name: self.name.clone(), why }
+    }
+
+    fn content<T: DeserializeOwned>(&self, cell: &Cell) -> Result<Option<T>> {
+        if cell.value.is_empty() {
+            return Ok(None);
+        }
+        serde_json::from_slice(&cell.value).map(Some).map_err(|error| self.damaged(&error))
+    }
+
+    fn damaged(&self, error: &serde_json::Error) -> Error {
+        self.conflict(format!("its cell holds something else ({error})"))
+    }
+}

@@ -1,0 +1,138 @@
+//! What all locks of one connection share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+
+use crate::acquire::withdraw_until_done;
+use crate::clock::Clock;
+use crate::engine::{Capabilities, Claim, Engine, Grant, LockState, Scope, drift};
+use crate::error::{Error, LossReason, Result};
+use crate::eyes::Eyes;
+use crate::gate::Gate;
+use crate::keeper::Keeper;
+use crate::name::Name;
+use crate::token::Token;
+
+/// One connection to one home: its engine, its keeper, and the gate its own tasks queue at.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) identity: String,
+    pub(crate) clock: Clock,
+    pub(crate) keeper: Keeper,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) eyes: Eyes,
+    pub(crate) settings: Settings,
+    process: u32,
+    closed: AtomicBool,
+}
+
+/// What a URL and a builder can set for all locks of a client.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// The ttl of locks that do not ask for another.
+    pub(crate) ttl: Duration,
+    /// Added to every token the engine gives, for moves between engines.
+    pub(crate) token_base: u64,
+    /// Metrics carry the lock's name as a label.
+    pub(crate) label_names: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { ttl: Duration::from_secs(30), token_base: 0, label_names: false }
+    }
+}
+
+impl Client {
+    pub(crate) fn new(engine: Arc<dyn Engine>, keeper: Keeper, settings: Settings) -> Arc<Self> {
+        let capabilities = engine.capabilities();
+        Arc::new(Self {
+            identity: engine.identity(),
+            clock: keeper.clock().clone(),
+            gate: Arc::default(),
+            eyes: Eyes::new(capabilities.engine, settings.label_names),
+            process: std::process::id(),
+            closed: AtomicBool::new(false),
+            engine,
+            capabilities,
+            keeper,
+            settings,
+        })
+    }
+
+    /// Whether this process is a fork of the one that made this client. Whatever belongs to the
+    /// parent must then be left alone.
+    pub(crate) fn is_forked(&self) -> bool {
+        std::process::id() != self.process
+    }
+
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        if self.is_forked() {
+            return Err(Error::Unreachable {
+                engine: self.capabilities.engine,
+                what: "it was connected before a fork; connect again in the child".into(),
+                retryable: false,
+                source: None,
+            });
+        }
+        match self.closed.load(Ordering::Acquire) {
+            true => Err(Error::Closed),
+            false => Ok(()),
+        }
+    }
+
+    /// The token as users see it.
+    pub(crate) fn shown(&self, token: Token) -> Token {
+        Token::new(token.get().saturating_add(self.settings.token_base))
+    }
+
+    /// What is known of one name now.
+    pub(crate) async fn inspect(&self, name: &Name) -> Result<LockState> {
+        match self.engine.watch(&Scope::Name(name.clone())).next().await {
+            Some(state) => state,
+            None => Err(Error::Closed),
+        }
+    }
+
+    /// The lease that `claim` holds by `grant`, looked up without renewing it.
+    pub(crate) async fn lease_of(&self, claim: &Claim, grant: &Grant) -> Result<Grant> {
+        let sent = self.clock.now();
+        let state = self.inspect(&claim.name).await?;
+        let ours = state
+            .holders
+            .iter()
+            .find(|holder| holder.claim == Some(claim.id) && holder.token == Some(grant.token))
+            .ok_or_else(|| Error::lost(&claim.name, LossReason::Forgotten))?;
+        let valid_until = (sent + ours.left).before(drift(claim.ttl));
+        Ok(Grant { valid_until, ..grant.clone() })
+    }
+
+    /// Removes, in the background, what an acquisition may have left behind.
+    pub(crate) fn withdraw_in_background(self: &Arc<Self>, claim: Arc<Claim>) {
+        if !self.is_forked() {
+            let client = self.clone();
+            self.keeper.run(async move { withdraw_until_done(&client, &claim).await });
+        }
+    }
+
+    /// Releases everything this client holds, finishes what runs in the background, and ends the
+    /// keeper. Errors of single releases are answered as one, after all were tried.
+    pub(crate) async fn close(&self) -> Result<()> {
+        if self.is_forked() || self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let releases = self.keeper.holds().into_iter().map(crate::acquire::release);
+        let outcomes = futures_util::future::join_all(releases).await;
+        self.keeper.finish().await;
+        self.engine.close().await;
+        let failed = outcomes.into_iter().find(|outcome| {
+            matches!(outcome, Err(error) if !matches!(error, Error::Lost { .. } | Error::NotHeld { .. }))
+        });
+        failed.unwrap_or(Ok(()))
+    }
+}

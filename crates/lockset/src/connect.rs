@@ -1,0 +1,233 @@
+//! From a URL to an engine; the only file that names every engine.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::client::{Client, Settings};
+use crate::clock::Clock;
+use crate::engine::Engine;
+use crate::engine::memory::Memory;
+use crate::error::{Error, Result};
+use crate::keeper::Keeper;
+use crate::locks::Lockset;
+use crate::token::Token;
+
+/// The engines there are, as their URLs are written.
+const ENGINES: &[&str] = &["memory:", "local:", "local:/path/file.db"];
+
+/// How to connect, where a URL alone does not say it. Made by [`Lockset::builder`].
+///
+/// ```
+/// # async fn example() -> lockset::Result<()> {
+/// use std::time::Duration;
+/// use lockset::Lockset;
+///
+/// let locks = Lockset::builder("memory:").ttl(Duration::from_secs(10)).connect().await?;
+/// # locks.close().await }
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Builder {
+    url: String,
+    settings: Settings,
+    holder_process: Option<u32>,
+}
+
+impl Builder {
+    pub(crate) fn new(url: &str) -> Self {
+        Self { url: url.to_owned(), settings: Settings::default(), holder_process: None }
+    }
+
+    /// The ttl of locks whose [`Terms`](crate::Terms) do not ask for another; 30 seconds if not
+    /// set.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.settings.ttl = ttl;
+        self
+    }
+
+    /// The process by whose death an engine that can see it frees the locks of this client,
+    /// instead of this one: a guardian that outlives it, say.
+    pub fn holder_process(mut self, pid: u32) -> Self {
+        self.holder_process = Some(pid);
+        self
+    }
+
+    /// Metrics carry the lock's name as a label. Only for services with few names.
+    pub fn label_names(mut self, yes: bool) -> Self {
+        self.settings.label_names = yes;
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a URL that no engine understands, [`Error::Unsupported`] for an
+    /// engine that was not compiled in, [`Error::Unreachable`] if there is no answer.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn connect(self) -> Result<Lockset> {
+        let url = EngineUrl::parse(&self.url)?;
+        let mut settings = self.settings.clone();
+        settings.token_base = url.token_base()?;
+        let keeper = Keeper::new(Clock::boot())?;
+        // On the keeper's runtime, so that the engine's tasks live and die with the keeper.
+        let engine = keeper.runtime().spawn(async move { open(&url, self.holder_process) }).await;
+        let engine = engine.map_err(|error| Error::Unreachable {
+            engine: "keeper",
+            what: "its thread ended while connecting".to_owned(),
+            retryable: true,
+            source: Some(error.into()),
+        })??;
+        keeper.start(engine.clone());
+        Ok(Lockset::from_client(Client::new(engine, keeper, settings)))
+    }
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The URL may carry a password.
+        f.debug_struct("Builder").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn Engine>> {
+    match url.scheme.as_str() {
+        "memory" => {
+            url.allow_options(&[])?;
+            Ok(match url.rest.as_str() {
+                "" => Arc::new(Memory::new(Clock::boot())),
+                label => Arc::new(Memory::shared(label)),
+            })
+        }
+        "local" => open_local(url, holder_process),
+        other => Err(Error::invalid("engine", other, format!("there are {}", known_engines()))),
+    }
+}
+
+#[cfg(feature = "local")]
+fn open_local(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn Engine>> {
+    use crate::engine::local::{Local, LocalOptions};
+
+    url.allow_options(&["mode"])?;
+    let mut options = LocalOptions { holder_process, ..LocalOptions::default() };
+    if !url.rest.is_empty() {
+        // `local:/path`, `local:///path` and `local:path` all name a file.
+        options.path = Some(url.rest.strip_prefix("//").unwrap_or(&url.rest).into());
+    }
+    if let Some(mode) = url.option("mode") {
+        options.mode = u32::from_str_radix(mode, 8)
+            .ok()
+            .filter(|bits| bits & !0o666 == 0 && bits & 0o600 == 0o600)
+            .ok_or_else(|| {
+                let why = "it is read and write permissions in octal, such as 600 or 660";
+                Error::invalid("file mode", mode, why)
+            })?;
+    }
+    Ok(Arc::new(Local::open(options)?))
+}
+
+#[cfg(not(feature = "local"))]
+fn open_local(_: &EngineUrl, _: Option<u32>) -> Result<Arc<dyn Engine>> {
+    Err(not_compiled_in("local"))
+}
+
+#[cfg_attr(feature = "local", expect(dead_code, reason = "every engine is compiled in"))]
+fn not_compiled_in(engine: &'static str) -> Error {
+    let what = format!("being used: it was not compiled in; enable the cargo feature `{engine}`");
+    Error::Unsupported { engine, what }
+}
+
+fn known_engines() -> String {
+    ENGINES.join(", ")
+}
+
+/// `scheme:rest?key=value&…`, as far as all engines have it in common.
+#[derive(Debug)]
+struct EngineUrl {
+    scheme: String,
+    rest: String,
+    options: Vec<(String, String)>,
+}
+
+impl EngineUrl {
+    fn parse(url: &str) -> Result<Self> {
+        // What is before the colon carries no secret; the rest is never repeated.
+        let Some((scheme, rest)) = url.split_once(':') else {
+            let why = format!("an engine's URL begins with one of {}", known_engines());
+            return Err(Error::invalid("URL", "(not shown)", why));
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let options = query
+            .split('&')
+            .filter(|option| !option.is_empty())
+            .map(|option| {
+                let (key, value) = option.split_once('=').unwrap_or((option, ""));
+                (key.to_owned(), value.to_owned())
+            })
+            .collect();
+        Ok(Self { scheme: scheme.to_owned(), rest: rest.to_owned(), options })
+    }
+
+    fn option(&self, key: &str) -> Option<&str> {
+        self.options.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
+    }
+
+    /// Refuses options that neither this engine nor all engines know.
+    fn allow_options(&self, known: &[&str]) -> Result<()> {
+        match self.options.iter().find(|(k, _)| k != "token_base" && !known.contains(&k.as_str())) {
+            None => Ok(()),
+            Some((key, _)) => {
+                let mut all = vec!["token_base"];
+                all.extend(known);
+                let why = format!("{}: knows {}", self.scheme, all.join(", "));
+                Err(Error::invalid("URL option", key, why))
+            }
+        }
+    }
+
+    fn token_base(&self) -> Result<u64> {
+        let Some(text) = self.option("token_base") else { return Ok(0) };
+        text.parse()
+            .ok()
+            .filter(|base| *base < Token::MAX.get() / 2)
+            .ok_or_else(|| Error::invalid("token_base", text, "it is a number below 2^52"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn refusal(url: &str) -> String {
+        Lockset::connect(url).await.unwrap_err().to_string()
+    }
+
+    #[tokio::test]
+    async fn unknown_schemes_and_options_are_refused_with_what_there_is() {
+        assert!(refusal("consul://x").await.contains("local:"));
+        assert!(refusal("nonsense").await.contains("memory:"));
+        assert!(refusal("memory:?ttl=5").await.contains("token_base"));
+        assert!(refusal("memory:?token_base=-1").await.contains("token_base"));
+    }
+
+    #[tokio::test]
+    async fn a_url_with_a_password_is_never_repeated() {
+        let text = refusal("consul://user:hunter2@host/").await;
+        assert!(!text.contains("hunter2"), "{text}");
+        let builder = format!("{:?}", Lockset::builder("x://user:hunter2@host/"));
+        assert!(!builder.contains("hunter2"), "{builder}");
+    }
+
+    #[tokio::test]
+    async fn the_token_base_lifts_every_token() {
+        let plain = Lockset::connect("memory:base-test").await.unwrap();
+        let lifted =
+            Lockset::connect("memory:base-test?token_base=1000000000000000").await.unwrap();
+        let guard = lifted.mutex("m").unwrap().lock().await.unwrap();
+        let seen = plain.inspect("m").await.unwrap().holders[0].token.unwrap();
+        assert_eq!(guard.token().get(), seen.get() + 1_000_000_000_000_000);
+        let shown = lifted.inspect("m").await.unwrap().holders[0].token.unwrap();
+        assert_eq!(shown, guard.token());
+    }
+}

@@ -1,0 +1,142 @@
+//! What operators see: counters and histograms through the `metrics` facade.
+//! `eyes.md` is their list, shown in the crate's documentation.
+
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+use crate::clock::{Clock, Moment};
+use crate::error::LossReason;
+use crate::name::Name;
+
+/// The metrics of one client.
+pub(crate) struct Eyes {
+    engine: &'static str,
+    label_names: bool,
+    common: Meters,
+    renewals: [Counter; 3],
+}
+
+/// What is counted for all names together, or for one name.
+struct Meters {
+    granted: Histogram,
+    not_granted: Histogram,
+    error: Histogram,
+    cancelled: Histogram,
+    waiters: Gauge,
+    held: Gauge,
+    hold: Histogram,
+}
+
+impl std::fmt::Debug for Eyes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Eyes").field("label_names", &self.label_names).finish_non_exhaustive()
+    }
+}
+
+/// How a renewal ended.
+#[derive(Clone, Copy)]
+pub(crate) enum Renewal {
+    Renewed,
+    Failed,
+    Lost,
+}
+
+impl Eyes {
+    pub(crate) fn new(engine: &'static str, label_names: bool) -> Self {
+        let renewals = ["renewed", "failed", "lost"].map(
+            |outcome| counter!("lockset_renewals_total", "engine" => engine, "outcome" => outcome),
+        );
+        let common = Meters::new(&[("engine", engine)]);
+        Self { engine, label_names, common, renewals }
+    }
+
+    /// Somebody begins to wait.
+    pub(crate) fn waiting<'a>(&'a self, clock: &'a Clock, name: &'a Name) -> Waiting<'a> {
+        self.with(name, |meters| meters.waiters.increment(1));
+        Waiting { eyes: self, clock, name, since: clock.now(), outcome: "cancelled" }
+    }
+
+    /// A lock is held from now on.
+    pub(crate) fn held(&self, name: &Name) {
+        self.with(name, |meters| meters.held.increment(1));
+    }
+
+    /// A lock is no longer held: it was released, handed on, or lost.
+    pub(crate) fn ended(&self, name: &Name, held: Duration, lost: Option<LossReason>) {
+        self.with(name, |meters| {
+            meters.held.decrement(1);
+            meters.hold.record(held);
+        });
+        if let Some(reason) = lost {
+            let (engine, reason) = (self.engine, reason.as_str());
+            counter!("lockset_losses_total", "engine" => engine, "reason" => reason).increment(1);
+        }
+    }
+
+    pub(crate) fn renewal(&self, outcome: Renewal) {
+        self.renewals[outcome as usize].increment(1);
+    }
+
+    fn with(&self, name: &Name, record: impl FnOnce(&Meters)) {
+        if self.label_names {
+            record(&Meters::new(&[("engine", self.engine), ("name", name.as_str())]));
+        } else {
+            record(&self.common);
+        }
+    }
+}
+
+impl Meters {
+    fn new(labels: &[(&'static str, &str)]) -> Self {
+        let labels: Vec<metrics::Label> = labels
+            .iter()
+            .map(|(key, value)| metrics::Label::new(*key, (*value).to_owned()))
+            .collect();
+        let waited = |outcome| {
+            let mut labels = labels.clone();
+            labels.push(metrics::Label::from_static_parts("outcome", outcome));
+            histogram!("lockset_wait_seconds", labels)
+        };
+        Self {
+            granted: waited("granted"),
+            not_granted: waited("not_granted"),
+            error: waited("error"),
+            cancelled: waited("cancelled"),
+            waiters: gauge!("lockset_waiters", labels.clone()),
+            held: gauge!("lockset_held", labels.clone()),
+            hold: histogram!("lockset_hold_seconds", labels.clone()),
+        }
+    }
+}
+
+/// Somebody waits; dropped without a word, the waiting was cancelled.
+pub(crate) struct Waiting<'a> {
+    eyes: &'a Eyes,
+    clock: &'a Clock,
+    name: &'a Name,
+    since: Moment,
+    outcome: &'static str,
+}
+
+impl Waiting<'_> {
+    pub(crate) fn ended(mut self, outcome: &'static str) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let waited = self.clock.now().since(self.since);
+        self.eyes.with(self.name, |meters| {
+            meters.waiters.decrement(1);
+            let histogram = match self.outcome {
+                "granted" => &meters.granted,
+                "not_granted" => &meters.not_granted,
+                "error" => &meters.error,
+                _ => &meters.cancelled,
+            };
+            histogram.record(waited);
+        });
+    }
+}

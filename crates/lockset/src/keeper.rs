@@ -1,0 +1,329 @@
+//! The keeper: one per client, it renews every lease of that client, notices when one can no
+//! longer be trusted, and does what must be done in the background.
+//!
+//! It has a thread and a small runtime of its own: user code that blocks a worker thread must not
+//! cost a lock, and dropping a guard must work where there is no runtime. Only on tokio's virtual
+//! clock it is a task of the runtime that it was made in.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_core::future::BoxFuture;
+use futures_util::FutureExt;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+use crate::clock::{Clock, Moment};
+use crate::engine::{Claim, ClaimId, Engine, Grant, Signal};
+use crate::error::{Error, Result};
+use crate::eyes::Renewal;
+use crate::guard::{Hold, Step};
+
+/// A client that is dropped without `close` gives its background work this long to finish.
+const LAST_ORDERS: Duration = Duration::from_secs(2);
+
+/// The client's side of the keeper.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    desk: Arc<Desk>,
+    runtime: Handle,
+}
+
+/// What the client and the keeper's loop share.
+#[derive(Debug)]
+struct Desk {
+    clock: Clock,
+    book: Mutex<Book>,
+    wake: Notify,
+    /// Nothing is held and nothing runs.
+    idle: Notify,
+    /// The keeper's thread may end.
+    stop: Notify,
+}
+
+#[derive(Default)]
+struct Book {
+    holds: HashMap<ClaimId, (Moment, Arc<Hold>)>,
+    due: BTreeSet<(Moment, ClaimId)>,
+    jobs: Vec<BoxFuture<'static, ()>>,
+    /// Jobs that were taken and are not finished.
+    running: usize,
+    /// When the loop will look again by itself.
+    looks_at: Option<Moment>,
+    closing: bool,
+}
+
+impl std::fmt::Debug for Book {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Book").field("holds", &self.holds.len()).finish_non_exhaustive()
+    }
+}
+
+impl Keeper {
+    /// A keeper without an engine yet: its runtime is where the engine is to be connected, so that
+    /// the engine's own tasks live as long as the keeper and are not in the user's way.
+    pub(crate) fn new(clock: Clock) -> Result<Self> {
+        let desk = Arc::new(Desk {
+            clock,
+            book: Mutex::default(),
+            wake: Notify::new(),
+            idle: Notify::new(),
+            stop: Notify::new(),
+        });
+        let runtime = match desk.clock.is_virtual() {
+            true => Handle::current(),
+            false => own_thread(desk.clone())?,
+        };
+        Ok(Self { desk, runtime })
+    }
+
+    /// Begins to keep the locks of `engine`.
+    pub(crate) fn start(&self, engine: Arc<dyn Engine>) {
+        self.runtime.spawn(keep(self.desk.clone(), engine));
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.desk.clock
+    }
+
+    /// Takes a hold into care. It is looked after from `first_look` on.
+    pub(crate) fn add(&self, hold: Arc<Hold>, first_look: Moment) {
+        let mut book = self.desk.book();
+        book.schedule(first_look, hold);
+        self.desk.wake_for(&mut book, first_look);
+    }
+
+    /// A hold ended; it needs no more care.
+    pub(crate) fn remove(&self, id: ClaimId) {
+        self.desk.book().unschedule(id);
+    }
+
+    /// Does something in the background. Never blocks, needs no runtime.
+    pub(crate) fn run(&self, job: impl Future<Output = ()> + Send + 'static) {
+        self.desk.book().jobs.push(job.boxed());
+        self.desk.wake.notify_one();
+    }
+
+    /// All holds in care.
+    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
+        self.desk.book().holds.values().map(|(_, hold)| hold.clone()).collect()
+    }
+
+    /// Waits until everything in the background is done.
+    pub(crate) async fn finish(&self) {
+        loop {
+            let idle = self.desk.idle.notified();
+            if self.desk.book().is_idle() {
+                return;
+            }
+            self.desk.wake.notify_one();
+            idle.await;
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.desk.book().closing = true;
+        self.desk.wake.notify_one();
+    }
+}
+
+impl Desk {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the loop if it would otherwise look only after `at`.
+    fn wake_for(&self, book: &mut Book, at: Moment) {
+        if book.looks_at.is_some_and(|looks_at| looks_at > at) {
+            book.looks_at = None;
+            self.wake.notify_one();
+        }
+    }
+}
+
+impl Book {
+    fn schedule(&mut self, at: Moment, hold: Arc<Hold>) {
+        let id = hold.id;
+        self.due.insert((at, id));
+        if let Some((before, _)) = self.holds.insert(id, (at, hold)) {
+            if before != at {
+                self.due.remove(&(before, id));
+            }
+        }
+    }
+
+    fn unschedule(&mut self, id: ClaimId) -> Option<Arc<Hold>> {
+        let (at, hold) = self.holds.remove(&id)?;
+        self.due.remove(&(at, id));
+        Some(hold)
+    }
+
+    /// Takes out the holds to look after now: those that are due, and those that will be soon
+    /// enough to go along in the same round trip.
+    fn take_due(&mut self, now: Moment) -> Vec<Arc<Hold>> {
+        let Some((first, _)) = self.due.first().filter(|(at, _)| *at <= now) else {
+            return Vec::new();
+        };
+        let horizon = (*first).max(now) + Duration::from_secs(5);
+        let soon = self.due.range(..(horizon, ClaimId::from_bits(0)));
+        let taken: Vec<ClaimId> = soon
+            .filter(|(at, id)| {
+                let slack = self.holds.get(id).map_or(Duration::ZERO, |(_, hold)| hold.slack());
+                *at <= now + slack
+            })
+            .map(|(_, id)| *id)
+            .collect();
+        taken.into_iter().filter_map(|id| self.unschedule(id)).collect()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.jobs.is_empty() && self.running == 0
+    }
+}
+
+/// The thread ends when the loop has ended.
+fn own_thread(desk: Arc<Desk>) -> Result<Handle> {
+    let cannot = |error: std::io::Error| Error::Unreachable {
+        engine: "keeper",
+        what: format!("its thread could not be started: {error}"),
+        retryable: true,
+        source: Some(error.into()),
+    };
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+    let handle = runtime.handle().clone();
+    std::thread::Builder::new()
+        .name("lockset-keeper".into())
+        .spawn(move || {
+            runtime.block_on(desk.stop.notified());
+            runtime.shutdown_background();
+        })
+        .map_err(cannot)?;
+    Ok(handle)
+}
+
+/// The loop.
+async fn keep(desk: Arc<Desk>, engine: Arc<dyn Engine>) {
+    let mut signals = engine.signals().fuse();
+    let mut running = FuturesUnordered::new();
+    let mut last_orders = Moment::NEVER;
+    loop {
+        let now = desk.clock.now();
+        let (due, looks_at) = {
+            let mut book = desk.book();
+            let due = book.take_due(now);
+            let jobs = std::mem::take(&mut book.jobs);
+            book.running += jobs.len();
+            running.extend(jobs);
+            if book.closing && last_orders == Moment::NEVER {
+                last_orders = now + LAST_ORDERS;
+            }
+            if book.closing && (running.is_empty() || now >= last_orders) {
+                break;
+            }
+            if book.is_idle() {
+                desk.idle.notify_waiters();
+            }
+            let next = book.due.first().map_or(Moment::NEVER, |(at, _)| *at).min(last_orders);
+            book.looks_at = Some(next);
+            (due, next)
+        };
+        if !due.is_empty() {
+            look_after(&desk, &engine, due);
+            continue;
+        }
+        tokio::select! {
+            () = desk.wake.notified() => {}
+            () = desk.clock.sleep_until(looks_at) => {}
+            Some(()) = running.next() => desk.book().running -= 1,
+            Some(signal) = signals.next() => heed(&desk, signal),
+        }
+    }
+    desk.stop.notify_one();
+}
+
+/// Each hold either ends, or waits for its next look, or is renewed now, together with the others
+/// of the same ttl.
+fn look_after(desk: &Arc<Desk>, engine: &Arc<dyn Engine>, due: Vec<Arc<Hold>>) {
+    let mut renewals: BTreeMap<Duration, Vec<Renewing>> = BTreeMap::new();
+    let mut book = desk.book();
+    for hold in due {
+        match hold.step() {
+            Step::Over => {}
+            Step::Look(at) => book.schedule(at, hold),
+            Step::Renew { claim, grant, valid_until } => {
+                // While the renewal is under way the deadline is still watched.
+                book.schedule(valid_until, hold.clone());
+                renewals.entry(claim.ttl).or_default().push(Renewing { hold, claim, grant });
+            }
+        }
+    }
+    for (ttl, batch) in renewals {
+        let (desk, engine) = (desk.clone(), engine.clone());
+        book.jobs.push(async move { renew(&desk, &*engine, ttl, batch).await }.boxed());
+    }
+}
+
+struct Renewing {
+    hold: Arc<Hold>,
+    claim: Arc<Claim>,
+    grant: Grant,
+}
+
+async fn renew(desk: &Desk, engine: &dyn Engine, ttl: Duration, batch: Vec<Renewing>) {
+    let sent = desk.clock.now();
+    let entries: Vec<(&Claim, &Grant)> =
+        batch.iter().map(|entry| (&*entry.claim, &entry.grant)).collect();
+    let answers = tokio::time::timeout(ttl / 6, engine.renew(&entries)).await;
+    let mut answers = answers.unwrap_or_default().into_iter();
+    for Renewing { hold, claim, .. } in batch {
+        let next_look = match answers.next() {
+            Some(Ok(grant)) => {
+                hold.client.eyes.renewal(Renewal::Renewed);
+                hold.renewed(grant);
+                sent + ttl / 3
+            }
+            Some(Err(Error::Lost { reason, .. })) => {
+                hold.client.eyes.renewal(Renewal::Lost);
+                hold.refused(reason);
+                desk.clock.now()
+            }
+            failed => {
+                hold.client.eyes.renewal(Renewal::Failed);
+                let why = failed.and_then(Result::err);
+                tracing::warn!(name = %claim.name, error = ?why, "a renewal was not confirmed");
+                hold.doubted();
+                desk.clock.now() + ttl / 12
+            }
+        };
+        let mut book = desk.book();
+        // If it is no longer in the book, it ended meanwhile.
+        if let Some((at, _)) = book.holds.get(&hold.id) {
+            let next_look = next_look.min(*at);
+            book.schedule(next_look, hold);
+        }
+    }
+}
+
+fn heed(desk: &Desk, signal: Signal) {
+    let (id, reason) = match signal {
+        Signal::Lost(id, reason) => (id, Some(reason)),
+        Signal::Doubt(id) => (id, None),
+    };
+    let hold = desk.book().holds.get(&id).map(|(_, hold)| hold.clone());
+    match (hold, reason) {
+        (Some(hold), Some(reason)) => hold.refused(reason),
+        (Some(hold), None) => hold.doubted(),
+        (None, _) => {}
+    }
+}

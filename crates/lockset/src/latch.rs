@@ -1,0 +1,126 @@
+//! A door that opens when it was counted down often enough.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cell::{Change, Shared};
+use crate::client::Client;
+use crate::engine::ClaimId;
+use crate::error::{Error, Result};
+use crate::name::Name;
+
+/// A door that opens when it was counted down `count` times, and then stays open. Made by
+/// [`Lockset::latch`](crate::Lockset::latch).
+///
+/// The count outlives the processes that counted: it stays until [`clear`](Latch::clear). All who
+/// use the name must agree on the count.
+///
+/// ```
+/// # async fn example() -> lockset::Result<()> {
+/// let locks = lockset::Lockset::connect("memory:").await?;
+/// let imported = locks.latch("import/2026-11-15", 2)?;
+///
+/// assert_eq!(imported.count_down().await?, 1);
+/// assert_eq!(imported.count_down().await?, 0);
+/// imported.wait().await?;
+/// imported.clear().await?;
+/// # Ok(()) }
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Latch {
+    cell: Shared,
+    count: u32,
+}
+
+/// Who counted down, so that nobody counts twice.
+#[derive(Serialize, Deserialize)]
+struct Counted {
+    count: u32,
+    by: Vec<ClaimId>,
+}
+
+impl Latch {
+    /// The greatest count.
+    pub const MAX_COUNT: u32 = 1000;
+
+    pub(crate) fn new(client: Arc<Client>, name: Name, count: u32) -> Result<Self> {
+        if count == 0 || count > Self::MAX_COUNT {
+            let why = format!("a latch counts down from 1 to {}", Self::MAX_COUNT);
+            return Err(Error::invalid("count", &count.to_string(), why));
+        }
+        Ok(Self { cell: Shared::new(client, name)?, count })
+    }
+
+    /// Counts down by one and answers what remains. An open latch stays open.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] if others use the name with another count;
+    /// [`Error::Unreachable`], after which it is unknown whether it was counted.
+    ///
+    /// # Cancel safety
+    /// If cancelled, it may or may not have counted.
+    pub async fn count_down(&self) -> Result<u32> {
+        let id = ClaimId::random();
+        self.cell
+            .change(|found| {
+                let mut counted = self.agreed(found)?;
+                if counted.remaining() == 0 || counted.by.contains(&id) {
+                    return Ok(Change::Keep(counted.remaining()));
+                }
+                counted.by.push(id);
+                let remaining = counted.remaining();
+                Ok(Change::Write(counted, remaining))
+            })
+            .await
+    }
+
+    /// Waits until the latch is open.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] if others use the name with another count; [`Error::Unreachable`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: it only observes.
+    pub async fn wait(&self) -> Result<()> {
+        self.cell.wait(|found| Ok((self.agreed(found)?.remaining() == 0).then_some(()))).await
+    }
+
+    /// How often it must still be counted down.
+    ///
+    /// # Errors
+    /// As [`wait`](Latch::wait).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn remaining(&self) -> Result<u32> {
+        Ok(self.agreed(self.cell.read().await?)?.remaining())
+    }
+
+    /// Forgets the latch: the next use begins with a full count.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`].
+    ///
+    /// # Cancel safety
+    /// May be cancelled and repeated.
+    pub async fn clear(&self) -> Result<()> {
+        self.cell.remove().await
+    }
+
+    fn agreed(&self, found: Option<Counted>) -> Result<Counted> {
+        let counted = found.unwrap_or(Counted { count: self.count, by: Vec::new() });
+        if counted.count != self.count {
+            let why = format!("it is a latch of {}, not of {}", counted.count, self.count);
+            return Err(self.cell.conflict(why));
+        }
+        Ok(counted)
+    }
+}
+
+impl Counted {
+    fn remaining(&self) -> u32 {
+        self.count.saturating_sub(u32::try_from(self.by.len()).unwrap_or(u32::MAX))
+    }
+}

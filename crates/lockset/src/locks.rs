@@ -1,0 +1,286 @@
+//! The front door: an engine, a namespace and defaults make primitives.
+
+use std::sync::Arc;
+
+use futures_core::stream::BoxStream;
+use futures_util::StreamExt;
+
+use crate::acquire::Want;
+use crate::barrier::Barrier;
+use crate::client::{Client, Settings};
+use crate::clock::Clock;
+use crate::connect::Builder;
+use crate::election::Election;
+use crate::engine::{Break, Capabilities, Engine, Holder, LockState, Mode, Scope};
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::keeper::Keeper;
+use crate::latch::Latch;
+use crate::mutex::Mutex;
+use crate::name::{Name, Prefix};
+use crate::rwlock::RwLock;
+use crate::semaphore::Semaphore;
+use crate::terms::Terms;
+use crate::ticket::Ticket;
+
+/// A connection to where locks live. Cheap to clone; all clones share one keeper.
+///
+/// ```
+/// # async fn example() -> lockset::Result<()> {
+/// let locks = lockset::Lockset::connect("memory:").await?;
+/// let guard = locks.mutex("orders/42")?.lock().await?;
+/// println!("token {}", guard.token());
+/// guard.release().await?;
+/// locks.close().await?;
+/// # Ok(()) }
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Lockset {
+    client: Arc<Client>,
+    namespace: Option<Name>,
+}
+
+impl Lockset {
+    /// Connects to the engine that `url` names: `local:` (one file in the user's state folder),
+    /// `local:/path/file.db`, `memory:`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a URL that no engine understands, [`Error::Unsupported`] for an
+    /// engine that was not compiled in, [`Error::Unreachable`] if there is no answer.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::builder(url).connect().await
+    }
+
+    /// Like [`connect`](Lockset::connect), with more to choose.
+    pub fn builder(url: &str) -> Builder {
+        Builder::new(url)
+    }
+
+    /// Locks on an engine made elsewhere, judged by `clock`: for tests on virtual time, and for
+    /// engines of your own.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] if the keeper's thread cannot be started.
+    pub fn on(engine: Arc<dyn Engine>, clock: Clock) -> Result<Self> {
+        let keeper = Keeper::new(clock)?;
+        keeper.start(engine.clone());
+        Ok(Self::from_client(Client::new(engine, keeper, Settings::default())))
+    }
+
+    pub(crate) fn from_client(client: Arc<Client>) -> Self {
+        Self { client, namespace: None }
+    }
+
+    /// The same connection, with every name below `outer`: `orders` in the namespace `shop` is the
+    /// lock `shop/orders`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `outer` is not a name.
+    pub fn namespace(&self, outer: &str) -> Result<Self> {
+        Ok(Self { client: self.client.clone(), namespace: Some(self.name(outer)?) })
+    }
+
+    /// The engine's name, such as `local`.
+    pub fn engine(&self) -> &'static str {
+        self.client.capabilities.engine
+    }
+
+    /// What the engine can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.client.capabilities
+    }
+
+    /// One holder at a time.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `name` is not a [`Name`].
+    pub fn mutex(&self, name: &str) -> Result<Mutex> {
+        self.want(name, Mode::Exclusive, true).map(Mutex::new)
+    }
+
+    /// Many readers or one writer.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `name` is not a [`Name`].
+    pub fn rwlock(&self, name: &str) -> Result<RwLock> {
+        self.want(name, Mode::Exclusive, false).map(RwLock::new)
+    }
+
+    /// At most `limit` permits at a time. All who use the name must agree on the limit.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `name` is not a [`Name`] or `limit` is zero.
+    pub fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
+        if limit == 0 {
+            return Err(Error::invalid("limit", "0", "a semaphore has at least one permit"));
+        }
+        self.want(name, Mode::Permits { take: 1, limit }, false).map(Semaphore::new)
+    }
+
+    /// One leader at a time, known to all.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `name` is not a [`Name`].
+    pub fn election(&self, name: &str) -> Result<Election> {
+        self.want(name, Mode::Exclusive, true).map(Election::new)
+    }
+
+    /// A door that opens when it was counted down `count` times, and stays open.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `name` is not a [`Name`] or `count` is zero or above
+    /// [`Latch::MAX_COUNT`]; [`Error::Unsupported`] if the engine has no cells.
+    pub fn latch(&self, name: &str, count: u32) -> Result<Latch> {
+        Latch::new(self.client.clone(), self.name(name)?, count)
+    }
+
+    /// A place where `parties` wait for each other, again and again.
+    ///
+    /// # Errors
+    /// As for [`latch`](Lockset::latch).
+    pub fn barrier(&self, name: &str, parties: u32) -> Result<Barrier> {
+        Barrier::new(self.client.clone(), self.name(name)?, parties)
+    }
+
+    /// Takes over a lock that another process let go of with [`Guard::detach`]. The lock is looked
+    /// after from now on, and released when the guard is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the ticket is for another engine or another home,
+    /// [`Error::Lost`] if the lock is no longer held, [`Error::Unreachable`] without an answer.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the lock stays as it was.
+    pub async fn attach(&self, ticket: &Ticket) -> Result<Guard> {
+        self.client.check_usable()?;
+        ticket.attach(&self.client).await
+    }
+
+    /// What is known of one name now.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `name` is not a [`Name`]; [`Error::Unreachable`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn inspect(&self, name: &str) -> Result<LockState> {
+        let name = self.name(name)?;
+        self.client.check_usable()?;
+        Ok(self.client.shown_state(self.client.inspect(&name).await?))
+    }
+
+    /// All names with this prefix that are held or waited for.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `prefix` is not a prefix of names; [`Error::Unreachable`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
+        let prefix = self.prefix(prefix)?;
+        self.client.check_usable()?;
+        let states = self.client.engine.list(&prefix).await?;
+        Ok(states.into_iter().map(|state| self.client.shown_state(state)).collect())
+    }
+
+    /// The state of every name with this prefix, then of each again whenever it may have changed.
+    /// Full names are reported, also from within a namespace.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `prefix` is not a prefix of names. Later errors come in the stream.
+    pub fn watch(&self, prefix: &str) -> Result<BoxStream<'static, Result<LockState>>> {
+        Ok(self.client.watch(Scope::Prefix(self.prefix(prefix)?)))
+    }
+
+    /// The state of one name, now and whenever it may have changed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `name` is not a [`Name`]. Later errors come in the stream.
+    pub fn watch_name(&self, name: &str) -> Result<BoxStream<'static, Result<LockState>>> {
+        Ok(self.client.watch(Scope::Name(self.name(name)?)))
+    }
+
+    /// Takes a lock away from whoever holds it, and answers who that was. With [`Break::Now`] two
+    /// parties may act at the same time until the old one notices; only tokens help then. Tokens
+    /// go on growing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `name` is not a [`Name`]; [`Error::Unreachable`].
+    ///
+    /// # Cancel safety
+    /// May be cancelled and repeated.
+    pub async fn force_release(&self, name: &str, how: Break) -> Result<Vec<Holder>> {
+        let name = self.name(name)?;
+        self.client.check_usable()?;
+        self.client.engine.force_release(&name, how).await
+    }
+
+    /// Releases everything this client holds, finishes what runs in the background, and ends the
+    /// connection for all clones. Guards that still live are then [`State::Lost`].
+    ///
+    /// Without it, what is still held when the process ends is freed by the end of its lease, or
+    /// at once where the engine can see the process die.
+    ///
+    /// # Errors
+    /// The first [`Error::Unreachable`] of a release, after all were tried.
+    ///
+    /// # Cancel safety
+    /// If cancelled, the releases go on in the background.
+    ///
+    /// [`State::Lost`]: crate::State::Lost
+    pub async fn close(&self) -> Result<()> {
+        self.client.close().await
+    }
+
+    fn want(&self, name: &str, mode: Mode, gated: bool) -> Result<Want> {
+        let terms = Terms::default().check(&self.client)?;
+        Ok(Want { client: self.client.clone(), name: self.name(name)?, mode, terms, gated })
+    }
+
+    fn name(&self, text: &str) -> Result<Name> {
+        let name: Name = text.parse()?;
+        match &self.namespace {
+            None => Ok(name),
+            Some(outer) => name.below(outer),
+        }
+    }
+
+    fn prefix(&self, text: &str) -> Result<Prefix> {
+        let prefix: Prefix = text.parse()?;
+        Ok(match &self.namespace {
+            None => prefix,
+            Some(outer) => prefix.below(outer),
+        })
+    }
+
+    #[cfg(feature = "blocking")]
+    pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
+        self.client.keeper.runtime()
+    }
+}
+
+impl Client {
+    fn watch(&self, scope: Scope) -> BoxStream<'static, Result<LockState>> {
+        let base = self.settings.token_base;
+        let states = self.engine.watch(&scope);
+        states.map(move |state| state.map(|state| lift(state, base))).boxed()
+    }
+
+    fn shown_state(&self, state: LockState) -> LockState {
+        lift(state, self.settings.token_base)
+    }
+}
+
+/// The state with its tokens as users see them.
+fn lift(mut state: LockState, base: u64) -> LockState {
+    let up = |token: crate::Token| crate::Token::new(token.get().saturating_add(base));
+    state.fence = state.fence.map(up);
+    for holder in &mut state.holders {
+        holder.token = holder.token.map(up);
+    }
+    state
+}

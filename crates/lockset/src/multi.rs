@@ -1,0 +1,215 @@
+//! Several locks, all or none.
+
+use std::time::Duration;
+
+use futures_util::future::{join_all, select_all};
+
+use crate::acquire::{Want, acquire};
+use crate::engine::Wait;
+use crate::error::{Error, LossReason, Result};
+use crate::guard::{Guard, State};
+use crate::mutex::Mutex;
+use crate::name::Name;
+use crate::token::Token;
+
+/// A lock that can be one of several: a [`Mutex`], a side of an [`RwLock`](crate::RwLock), some
+/// permits of a [`Semaphore`](crate::Semaphore).
+#[derive(Clone, Debug)]
+pub struct Lockable(pub(crate) Want);
+
+impl From<Mutex> for Lockable {
+    fn from(mutex: Mutex) -> Self {
+        Self(mutex.0)
+    }
+}
+
+impl From<&Mutex> for Lockable {
+    fn from(mutex: &Mutex) -> Self {
+        Self(mutex.0.clone())
+    }
+}
+
+/// Several locks, of one or of several clients, taken all or none.
+///
+/// They are taken one after the other, sorted by home and name and without duplicates, so that two
+/// who want the same locks in different orders do not wait for each other. Homes are sorted by how
+/// they are written in the URL: let all processes write them the same way.
+///
+/// ```
+/// # async fn example() -> lockset::Result<()> {
+/// let locks = lockset::Lockset::connect("memory:").await?;
+/// let accounts = lockset::all([locks.mutex("account/7")?, locks.mutex("account/3")?])?;
+///
+/// let both = accounts.lock().await?;
+/// assert!(accounts.try_lock().await?.is_none());
+/// both.release().await?;
+/// # Ok(()) }
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
+/// ```
+///
+/// # Errors
+/// [`Error::Invalid`] if there is no lock, or one lock is asked for in two ways.
+pub fn all<L: Into<Lockable>>(locks: impl IntoIterator<Item = L>) -> Result<All> {
+    let mut wants: Vec<Want> = locks.into_iter().map(|lock| lock.into().0).collect();
+    wants.sort_by(|a, b| place(a).cmp(&place(b)));
+    let clash = wants.windows(2).find(|w| place(&w[0]) == place(&w[1]) && w[0].mode != w[1].mode);
+    if let Some([want, _]) = clash {
+        let why = "it is asked for in two different ways";
+        return Err(Error::invalid("set of locks", want.name.as_str(), why));
+    }
+    wants.dedup_by(|a, b| place(a) == place(b));
+    match wants.is_empty() {
+        true => Err(Error::invalid("set of locks", "", "it is empty")),
+        false => Ok(All(wants)),
+    }
+}
+
+fn place(want: &Want) -> (&str, &Name) {
+    (&want.client.identity, &want.name)
+}
+
+/// Several locks, taken all or none. Made by [`all`].
+#[derive(Clone, Debug)]
+pub struct All(Vec<Want>);
+
+impl All {
+    /// Waits until all are granted, as long as it takes.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock`]; none is held then.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropped, none is held.
+    pub async fn lock(&self) -> Result<Guards> {
+        loop {
+            if let Some(guards) = self.take(|_| Wait::Forever).await? {
+                return Ok(guards);
+            }
+        }
+    }
+
+    /// Takes all if all are free.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock`]; none is held then.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn try_lock(&self) -> Result<Option<Guards>> {
+        self.take(|_| Wait::No).await
+    }
+
+    /// Waits at most this long for all of them together.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] with the name that was not granted; otherwise as [`Mutex::lock`]. None
+    /// is held then.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn lock_within(&self, patience: Duration) -> Result<Guards> {
+        // Clients may have different clocks: each deadline is made on its own.
+        let deadlines: Vec<_> = self.0.iter().map(|w| w.client.clock.now() + patience).collect();
+        let mut missing = self.0.len() - 1;
+        let taken = self
+            .take(|index| {
+                missing = index;
+                Wait::Until(deadlines[index])
+            })
+            .await?;
+        taken.ok_or_else(|| Error::Timeout {
+            name: self.0[missing].name.clone(),
+            waited: patience,
+            holder: None,
+        })
+    }
+
+    async fn take(&self, mut wait: impl FnMut(usize) -> Wait) -> Result<Option<Guards>> {
+        let mut guards = Vec::with_capacity(self.0.len());
+        for (index, want) in self.0.iter().enumerate() {
+            match acquire(want, wait(index)).await {
+                Ok(Some(guard)) => guards.push(guard),
+                Ok(None) => {
+                    // What cannot be released now goes on being released in the background.
+                    let _ = Guards(guards).release().await;
+                    return Ok(None);
+                }
+                Err(error) => {
+                    let _ = Guards(guards).release().await;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Some(Guards(guards)))
+    }
+}
+
+/// Several locks that are held together; lost as soon as one of them is lost.
+///
+/// # Drop
+/// As [`Guard`]: they are released in the background.
+#[derive(Debug)]
+#[must_use = "guards that are dropped release their locks"]
+pub struct Guards(Vec<Guard>);
+
+impl Guards {
+    /// The token of the lock with this full name.
+    pub fn token(&self, name: &str) -> Option<Token> {
+        self.0.iter().find(|guard| guard.name().as_str() == name).map(Guard::token)
+    }
+
+    /// The guards, in the order in which they were taken.
+    pub fn iter(&self) -> impl Iterator<Item = &Guard> {
+        self.0.iter()
+    }
+
+    /// Whether all can be trusted now: the worst of their states.
+    pub fn state(&self) -> State {
+        let states = self.0.iter().map(Guard::state);
+        states.fold(State::Held, |worst, state| match (worst, state) {
+            (State::Lost(_), _) | (_, State::Held) => worst,
+            _ => state,
+        })
+    }
+
+    /// For how long all can be trusted if no renewal succeeds.
+    pub fn valid_for(&self) -> Duration {
+        self.0.iter().map(Guard::valid_for).min().unwrap_or_default()
+    }
+
+    /// Resolves when one of them can no longer be trusted.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: it only observes.
+    pub async fn lost(&self) -> (&Name, LossReason) {
+        let all = self.0.iter().map(|guard| Box::pin(async { (guard.name(), guard.lost().await) }));
+        select_all(all).await.0
+    }
+
+    /// Runs `work` for as long as all can be trusted, and drops it otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] with the lock that was lost before `work` was done.
+    ///
+    /// # Cancel safety
+    /// As cancel safe as `work`.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        tokio::select! {
+            biased;
+            (name, reason) = self.lost() => Err(Error::lost(name, reason)),
+            output = work => Ok(output),
+        }
+    }
+
+    /// Gives all back.
+    ///
+    /// # Errors
+    /// The first error, after all were tried; see [`Guard::release`].
+    ///
+    /// # Cancel safety
+    /// If cancelled, the releases go on in the background.
+    pub async fn release(self) -> Result<()> {
+        let outcomes = join_all(self.0.into_iter().map(Guard::release)).await;
+        outcomes.into_iter().collect()
+    }
+}

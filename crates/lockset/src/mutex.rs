@@ -1,0 +1,80 @@
+//! One holder at a time.
+
+use std::time::Duration;
+
+use crate::acquire::{Want, acquire, acquire_patiently, acquire_within};
+use crate::engine::Wait;
+use crate::error::Result;
+use crate::guard::Guard;
+use crate::terms::Terms;
+
+/// One holder at a time. Made by [`Lockset::mutex`](crate::Lockset::mutex).
+///
+/// Waiters of one process are served in the order they came, and processes take turns.
+///
+/// ```
+/// # async fn example() -> lockset::Result<()> {
+/// use std::time::Duration;
+/// let locks = lockset::Lockset::connect("memory:").await?;
+/// let mutex = locks.mutex("stock/shoes")?;
+///
+/// let guard = mutex.lock().await?;
+/// assert!(mutex.try_lock().await?.is_none());
+/// assert!(mutex.lock_within(Duration::from_millis(10)).await.is_err());
+/// guard.release().await?;
+/// # Ok(()) }
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Mutex(pub(crate) Want);
+
+impl Mutex {
+    pub(crate) fn new(want: Want) -> Self {
+        Self(want)
+    }
+
+    /// The same lock on these terms.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
+    pub fn with(mut self, terms: Terms) -> Result<Self> {
+        self.0.terms = terms.check(&self.0.client)?;
+        Ok(self)
+    }
+
+    /// Waits until the lock is granted, as long as it takes.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`](crate::Error::Conflict) if the name is in use as something else;
+    /// [`Error::Unreachable`](crate::Error::Unreachable) if the engine cannot be reached;
+    /// [`Error::Closed`](crate::Error::Closed).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropped, it leaves nothing behind, neither a lock nor a place in the queue.
+    pub async fn lock(&self) -> Result<Guard> {
+        acquire_patiently(&self.0).await
+    }
+
+    /// Takes the lock if it is free; `None` if it is not.
+    ///
+    /// # Errors
+    /// As [`lock`](Mutex::lock).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn try_lock(&self) -> Result<Option<Guard>> {
+        acquire(&self.0, Wait::No).await
+    }
+
+    /// Waits at most this long.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error::Timeout), which says who holds the lock; otherwise as
+    /// [`lock`](Mutex::lock).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn lock_within(&self, patience: Duration) -> Result<Guard> {
+        acquire_within(&self.0, patience).await
+    }
+}

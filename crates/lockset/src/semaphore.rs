@@ -1,0 +1,103 @@
+//! A limited number of permits.
+
+use std::time::Duration;
+
+use crate::acquire::{Want, acquire, acquire_patiently, acquire_within};
+use crate::engine::{Mode, Wait};
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::terms::Terms;
+
+/// At most `limit` permits at a time, in strict order: whoever asks for more than is free makes
+/// those behind it wait too. Made by [`Lockset::semaphore`](crate::Lockset::semaphore).
+///
+/// Permits of a process that died come back when its lease ends, or at once where the engine can
+/// see it die. All who use a name at the same time must agree on its limit; another limit is
+/// refused with [`Error::Conflict`] until nobody holds or waits.
+///
+/// ```
+/// # async fn example() -> lockset::Result<()> {
+/// let locks = lockset::Lockset::connect("memory:").await?;
+/// let licences = locks.semaphore("licences", 3)?;
+///
+/// let two = licences.acquire(2).await?;
+/// let one = licences.acquire(1).await?;
+/// assert!(licences.try_acquire(1).await?.is_none());
+/// # Ok(()) }
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Semaphore {
+    want: Want,
+    limit: u32,
+}
+
+impl Semaphore {
+    pub(crate) fn new(want: Want) -> Self {
+        let limit = match want.mode {
+            Mode::Permits { limit, .. } => limit,
+            Mode::Exclusive | Mode::Shared => 1,
+        };
+        Self { want, limit }
+    }
+
+    /// The same semaphore on these terms.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the engine cannot keep them.
+    pub fn with(mut self, terms: Terms) -> Result<Self> {
+        self.want.terms = terms.check(&self.want.client)?;
+        Ok(self)
+    }
+
+    /// Waits for `permits` permits at once, as long as it takes. One guard holds them all.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it asks for none or for more than there are; [`Error::Unsupported`]
+    /// if the engine has no semaphores; otherwise as [`Mutex::lock`](crate::Mutex::lock).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropped, it leaves nothing behind.
+    pub async fn acquire(&self, permits: u32) -> Result<Guard> {
+        acquire_patiently(&self.taking(permits)?).await
+    }
+
+    /// Takes `permits` permits if they are free and nobody waits.
+    ///
+    /// # Errors
+    /// As [`acquire`](Semaphore::acquire).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn try_acquire(&self, permits: u32) -> Result<Option<Guard>> {
+        acquire(&self.taking(permits)?, Wait::No).await
+    }
+
+    /// Waits at most this long.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; otherwise as [`acquire`](Semaphore::acquire).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn acquire_within(&self, permits: u32, patience: Duration) -> Result<Guard> {
+        acquire_within(&self.taking(permits)?, patience).await
+    }
+
+    /// `permits` permits, for [`all`](crate::all).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it asks for none or for more than there are.
+    pub fn permits(&self, permits: u32) -> Result<crate::Lockable> {
+        self.taking(permits).map(crate::Lockable)
+    }
+
+    fn taking(&self, take: u32) -> Result<Want> {
+        if take == 0 || take > self.limit {
+            let why = format!("the semaphore has 1 to {} permits to give", self.limit);
+            return Err(Error::invalid("number of permits", &take.to_string(), why));
+        }
+        let mode = Mode::Permits { take, limit: self.limit };
+        Ok(Want { mode, ..self.want.clone() })
+    }
+}

@@ -1,0 +1,110 @@
+//! On which terms a lock is held.
+
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::name::Note;
+
+/// On which terms a lock is held: how long a lease lasts, whether it is renewed, what others see.
+///
+/// The default is a lease of the client's ttl (30 seconds unless set otherwise), renewed for as
+/// long as the guard lives.
+///
+/// ```
+/// # async fn example() -> lockset::Result<()> {
+/// use std::time::Duration;
+/// use lockset::{Lockset, Terms};
+///
+/// let locks = Lockset::connect("memory:").await?;
+/// let terms = Terms::default().ttl(Duration::from_secs(10)).note("nightly backup");
+/// let guard = locks.mutex("backup")?.with(terms)?.lock().await?;
+/// # guard.release().await }
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Terms {
+    ttl: Option<Duration>,
+    fixed: bool,
+    max_hold: Option<Duration>,
+    note: String,
+    detachable: bool,
+}
+
+impl Terms {
+    /// How long the lock outlives a holder that vanished. It is renewed every third of it.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// The lease is not renewed: the lock ends one ttl after it was granted.
+    pub fn fixed(mut self) -> Self {
+        self.fixed = true;
+        self
+    }
+
+    /// The longest time the lock is held, however often its lease could be renewed: a holder that
+    /// is stuck finally loses the lock. Must be at least one ttl.
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.max_hold = Some(longest);
+        self
+    }
+
+    /// What others see of this holder or waiter, beside its process; at most
+    /// [`Note::MAX_LEN`] bytes.
+    pub fn note(mut self, text: impl Into<String>) -> Self {
+        self.note = text.into();
+        self
+    }
+
+    /// The lock may be handed to another process with [`Guard::detach`](crate::Guard::detach), so
+    /// only its lease ends it, not the death of its process.
+    pub fn detachable(mut self) -> Self {
+        self.detachable = true;
+        self
+    }
+
+    /// The terms in full, checked against what the engine can keep.
+    pub(crate) fn check(&self, client: &Client) -> Result<Checked> {
+        let can = client.capabilities;
+        let ttl = self.ttl.unwrap_or(client.settings.ttl);
+        let bad = |what, span: Duration, why: String| {
+            Err(Error::invalid(what, &format!("{span:?}"), why))
+        };
+        if ttl < can.min_ttl {
+            return bad(
+                "ttl",
+                ttl,
+                format!("the {} engine keeps at least {:?}", can.engine, can.min_ttl),
+            );
+        }
+        if ttl > can.max_ttl {
+            return bad(
+                "ttl",
+                ttl,
+                format!("the {} engine keeps at most {:?}", can.engine, can.max_ttl),
+            );
+        }
+        if let Some(longest) = self.max_hold.filter(|longest| *longest < ttl) {
+            return bad("longest hold", longest, format!("it is shorter than the ttl of {ttl:?}"));
+        }
+        Ok(Checked {
+            ttl,
+            fixed: self.fixed,
+            max_hold: self.max_hold,
+            note: Note::new(&self.note)?,
+            detachable: self.detachable,
+        })
+    }
+}
+
+/// [`Terms`] that the engine can keep.
+#[derive(Clone, Debug)]
+pub(crate) struct Checked {
+    pub(crate) ttl: Duration,
+    pub(crate) fixed: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) note: Note,
+    pub(crate) detachable: bool,
+}

@@ -1,0 +1,124 @@
+//! A lock on paper: what one process needs to take a held lock over from another.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::client::Client;
+use crate::engine::{Claim, Grant};
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::name::Name;
+use crate::terms::Checked;
+use crate::token::Token;
+
+const VERSION: u32 = 1;
+
+/// A held lock that travels: made by [`Guard::detach`], used by
+/// [`Lockset::attach`](crate::Lockset::attach), written down as one line of JSON.
+///
+/// Whoever has the ticket can renew and release the lock, so keep it as private as the lock
+/// matters. It does not keep the lock alive: the lease runs on, and ends.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Ticket {
+    version: u32,
+    engine: String,
+    home: String,
+    claim: Claim,
+    token: Token,
+    key: Vec<u8>,
+}
+
+impl Ticket {
+    pub(crate) fn new(client: &Client, claim: &Claim, grant: &Grant) -> Self {
+        Self {
+            version: VERSION,
+            engine: client.capabilities.engine.to_owned(),
+            home: client.identity.clone(),
+            claim: claim.clone(),
+            token: grant.token,
+            key: grant.key.clone(),
+        }
+    }
+
+    /// The engine the lock lives on.
+    pub fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    /// The lock.
+    pub fn name(&self) -> &Name {
+        &self.claim.name
+    }
+
+    /// Takes the lock over for `client`.
+    pub(crate) async fn attach(&self, client: &Arc<Client>) -> Result<Guard> {
+        self.check_home(client)?;
+        let sent = client.clock.now();
+        let grant = Grant { token: self.token, valid_until: sent, key: self.key.clone() };
+        let grant = match self.claim.fixed {
+            false => client.engine.renew(&[(&self.claim, &grant)]).await.pop(),
+            true => Some(client.lease_of(&self.claim, &grant).await),
+        };
+        let grant = grant.unwrap_or_else(|| Err(Error::NotHeld { name: self.name().clone() }))?;
+        let terms = Checked {
+            ttl: self.claim.ttl,
+            fixed: self.claim.fixed,
+            max_hold: None,
+            note: self.claim.note.clone(),
+            detachable: true,
+        };
+        Ok(Guard::new(client.clone(), Arc::new(self.claim.clone()), grant, &terms, None))
+    }
+
+    fn check_home(&self, client: &Client) -> Result<()> {
+        let refuse = |why: String| Err(Error::invalid("ticket", self.name().as_str(), why));
+        if self.engine != client.capabilities.engine {
+            return refuse(format!(
+                "it is for the {} engine, this is the {} engine",
+                self.engine, client.capabilities.engine
+            ));
+        }
+        if self.home != client.identity {
+            return refuse(format!("its lock lives at {}, not at {}", self.home, client.identity));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl FromStr for Ticket {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct AnyVersion {
+            version: u32,
+        }
+        // The text itself is a secret, so no error repeats it.
+        let refuse = |why: String| Error::invalid("ticket", "(not shown)", why);
+        let any: AnyVersion = serde_json::from_str(text)
+            .map_err(|error| refuse(format!("it is not a lockset ticket ({error})")))?;
+        if any.version != VERSION {
+            let why = format!("it has version {}, this lockset knows {VERSION}", any.version);
+            return Err(refuse(why));
+        }
+        serde_json::from_str(text).map_err(|error| refuse(format!("it is damaged ({error})")))
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket")
+            .field("engine", &self.engine)
+            .field("name", self.name())
+            .finish_non_exhaustive()
+    }
+}
