@@ -1,18 +1,327 @@
-//! stub
-/// x
-#[derive(Debug, Default)]
-#[allow(missing_docs)]
+//! The embedded engine: locks between all processes of one machine, in one SQLite file.
+//!
+//! It needs no server. Every request is one transaction on the file; a release grants the lock to
+//! the next waiter in that same transaction and then writes the waiter's process a letter, so that
+//! nobody polls. The parts:
+//!
+//! * `place` finds the file and refuses network file systems;
+//! * `store` opens it and runs transactions; `schema.sql` is the stored format;
+//! * `claims` is what the verbs do inside a transaction;
+//! * `inbox` carries the letters;
+//! * `process` knows whether a holder's process still lives.
+//!
+//! # What it promises
+//! Leases run on the machine's boot clock, which all its processes share and nobody sets, and end
+//! with the boot. A holder whose process dies is succeeded at once (Linux), if its death can be
+//! seen from here; in another pid namespace, its lease decides. Tokens are never below the wall
+//! clock in microseconds, so they go on growing even if a power cut takes the last transactions.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_core::stream::BoxStream;
+use futures_util::{StreamExt, TryFutureExt};
+
+use self::claims::Standing;
+use self::store::Store;
+use super::watch::{receiver_stream, watch_states};
+use super::{
+    Amend, Break, Capabilities, Claim, Engine, Grant, Holder, LockState, Scope, Signal, Swap,
+    Version, Wait,
+};
+use crate::clock::Clock;
+use crate::error::{Error, LossReason, Result};
+use crate::name::{Name, Prefix};
+use crate::token::Token;
+
+mod claims;
+mod inbox;
+mod place;
+mod process;
+mod store;
+
+const ENGINE: &str = "local";
+/// How long a request tries when other processes keep the file busy.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A waiter looks at least so often, in case a letter got lost.
+const SAFETY_NET: Duration = Duration::from_secs(1);
+/// At most this many leases are renewed in one transaction, so that others come in between.
+const RENEWALS: usize = 500;
+
+/// How a [`Local`] is opened.
+#[derive(Clone, Debug)]
 pub struct LocalOptions {
-    pub path: Option<std::path::PathBuf>,
+    /// The file; `None` for the user's own, in the state folder of the home folder.
+    pub path: Option<PathBuf>,
+    /// The permissions of a new file. The files beside it follow.
     pub mode: u32,
+    /// The process to record as the holder in place of this one.
     pub holder_process: Option<u32>,
 }
-#[allow(missing_docs)]
-#[derive(Debug)]
-pub enum Local {}
-#[allow(missing_docs, clippy::missing_errors_doc)]
-impl Local {
-    pub fn open(_: LocalOptions) -> crate::Result<crate::engine::memory::Memory> {
-        Ok(crate::engine::memory::Memory::new(crate::clock::Clock::boot()))
+
+impl Default for LocalOptions {
+    fn default() -> Self {
+        Self { path: None, mode: 0o600, holder_process: None }
     }
+}
+
+/// One client of one file.
+///
+/// # Drop
+/// Closes the file and removes the inbox. Locks still held stay so until their leases end or the
+/// process does. In a forked child nothing is touched.
+#[derive(Debug)]
+pub struct Local {
+    store: Arc<Store>,
+    clock: Clock,
+}
+
+impl Local {
+    /// Opens the file, and creates it if need be. Must be called inside a tokio runtime, which then
+    /// reads the letters from other processes.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], which says what is wrong with the file and what to do.
+    pub fn open(options: LocalOptions) -> Result<Self> {
+        let store = Arc::new(Store::open(&options)?);
+        Ok(Self { store, clock: Clock::boot() })
+    }
+
+    /// The loss of a lock that this process only seems to hold.
+    fn unless_forked(&self, name: &Name) -> Result<()> {
+        match self.store.is_forked() {
+            true => Err(Error::lost(name, LossReason::Forked)),
+            false => Ok(()),
+        }
+    }
+
+    /// How long a request that ends at `deadline` may try.
+    fn patience(&self, wait: Wait) -> Duration {
+        match wait {
+            Wait::No | Wait::Forever => PATIENCE,
+            Wait::Until(deadline) => deadline.since(self.clock.now()).min(PATIENCE),
+        }
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.store.close();
+    }
+}
+
+#[async_trait]
+impl Engine for Local {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            engine: ENGINE,
+            shared: true,
+            permits: true,
+            cells: true,
+            sees_death: cfg!(target_os = "linux"),
+            pushes: true,
+            durable: true,
+            min_ttl: Duration::from_millis(100),
+            max_ttl: Duration::from_secs(7 * 86_400),
+        }
+    }
+
+    fn identity(&self) -> String {
+        format!("local:{}", self.store.place.path().display())
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        self.store.unless_forked()?;
+        let bell = self.store.inbox.desk.bell(claim.id);
+        let (wanted, may_queue) = (claim.clone(), wait != Wait::No);
+        let enter = self.store.write(self.patience(wait), move |txn| txn.enter(&wanted, may_queue));
+        let mut standing = enter.await??;
+        loop {
+            let (seq, watch, look_again) = match standing {
+                Standing::Granted(grant) => return Ok(Some(grant)),
+                Standing::Busy => return Ok(None),
+                Standing::Waiting { seq, watch, look_again } => (seq, watch, look_again),
+            };
+            let wanted = claim.clone();
+            let now = self.clock.now();
+            if now >= wait.deadline() {
+                return self.store.write(PATIENCE, move |txn| txn.leave(&wanted, seq)).await;
+            }
+            let until = look_again.min(now + SAFETY_NET).min(wait.deadline());
+            tokio::select! {
+                () = bell.rung() => {}
+                () = self.store.processes.any_death(&watch) => {}
+                () = self.clock.sleep_until(until) => {}
+            }
+            standing = self.store.write(PATIENCE, move |txn| txn.look(&wanted, seq)).await??;
+        }
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        let mut answers = Vec::with_capacity(batch.len());
+        for part in batch.chunks(RENEWALS) {
+            if self.store.is_forked() {
+                answers.extend(
+                    part.iter().map(|(claim, _)| Err(Error::lost(&claim.name, LossReason::Forked))),
+                );
+                continue;
+            }
+            let owned: Vec<(Claim, Grant)> =
+                part.iter().map(|(claim, grant)| ((*claim).clone(), (*grant).clone())).collect();
+            let renewed = self.store.write(PATIENCE, move |txn| {
+                owned.iter().map(|(claim, grant)| txn.renew(claim, grant)).collect()
+            });
+            match renewed.await {
+                Ok(part) => answers.extend::<Vec<_>>(part),
+                Err(error) => answers.extend(part.iter().map(|_| Err(again(&error)))),
+            }
+        }
+        answers
+    }
+
+    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
+        self.unless_forked(&claim.name)?;
+        let (claim, grant) = (claim.clone(), grant.clone());
+        self.store.write(PATIENCE, move |txn| txn.raise(&claim, &grant, to)).await?
+    }
+
+    async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
+        self.unless_forked(&claim.name)?;
+        let (claim, grant) = (claim.clone(), grant.clone());
+        self.store.write(PATIENCE, move |txn| txn.amend(&claim, &grant, &to)).await?
+    }
+
+    async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        next: Option<&Claim>,
+    ) -> Result<Option<Grant>> {
+        self.unless_forked(&claim.name)?;
+        let (claim, grant, next) = (claim.clone(), grant.clone(), next.cloned());
+        self.store.write(PATIENCE, move |txn| txn.release(&claim, &grant, next.as_ref())).await?
+    }
+
+    async fn withdraw(&self, claim: &Claim) -> Result<()> {
+        // Before anything that can fail: a request may still be under way on another thread.
+        self.store.mark_withdrawn(claim.id);
+        let claim = claim.clone();
+        self.store.write(PATIENCE, move |txn| txn.remove(&claim)).await
+    }
+
+    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
+        let (store, scope) = (self.store.clone(), scope.clone());
+        async move {
+            let (watching, changes) = Watching::begin(store.clone(), &scope).await?;
+            let first = match scope {
+                Scope::Name(name) => vec![name],
+                Scope::Prefix(prefix) => {
+                    let states = store.read(PATIENCE, move |t| t.states_below(prefix.as_str()));
+                    states.await?.into_iter().map(|state| state.name).collect()
+                }
+            };
+            Ok(watch_states(Clock::boot(), first, changes, move |name| {
+                let (store, name) = (watching.store.clone(), name.clone());
+                async move { store.read(PATIENCE, move |txn| txn.state(&name)).await }
+            }))
+        }
+        .try_flatten_stream()
+        .boxed()
+    }
+
+    async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
+        let prefix = prefix.clone();
+        let states = self.store.read(PATIENCE, move |txn| txn.states_below(prefix.as_str()));
+        let mut states = states.await?;
+        states.retain(|state| {
+            !state.holders.is_empty() || !state.waiters.is_empty() || state.cell.is_some()
+        });
+        Ok(states)
+    }
+
+    async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {
+        let name = name.clone();
+        self.store.write(PATIENCE, move |txn| txn.cell(&name, expect, value.as_deref())).await
+    }
+
+    async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
+        let name = name.clone();
+        self.store.write(PATIENCE, move |txn| txn.force_release(&name, how)).await
+    }
+
+    fn signals(&self) -> BoxStream<'static, Signal> {
+        match self.store.inbox.desk.signals() {
+            Some(signals) => receiver_stream(signals).boxed(),
+            None => futures_util::stream::empty().boxed(),
+        }
+    }
+
+    async fn close(&self) {
+        self.store.close();
+    }
+}
+
+/// A watch that is entered in the file, until it is dropped.
+struct Watching {
+    store: Arc<Store>,
+    /// In the file.
+    id: i64,
+    /// At the desk.
+    number: u64,
+}
+
+impl Watching {
+    async fn begin(store: Arc<Store>, scope: &Scope) -> Result<(Self, Changes)> {
+        store.unless_forked()?;
+        let (number, changes) = store.inbox.desk.changes(scope);
+        let mut watching = Self { store, id: 0, number };
+        let scope = scope.clone();
+        let add = watching.store.write(PATIENCE, move |txn| txn.add_watcher(&scope));
+        watching.id = add.await?;
+        Ok((watching, changes))
+    }
+}
+
+type Changes = tokio::sync::mpsc::UnboundedReceiver<Name>;
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        if !self.store.is_forked() {
+            self.store.inbox.desk.end_changes(self.number);
+            // If the file is busy it stays; a letter that nobody wants does no harm.
+            self.store.try_write(|txn| txn.remove_watcher(self.id));
+        }
+    }
+}
+
+/// The same error for another entry of the batch.
+fn again(error: &Error) -> Error {
+    match error {
+        Error::Unreachable { what, retryable, .. } => failed_or(what.clone(), *retryable),
+        _ => Error::Closed,
+    }
+}
+
+fn failed(what: impl Into<String>) -> Error {
+    failed_or(what.into(), false)
+}
+
+fn failed_or(what: String, retryable: bool) -> Error {
+    Error::Unreachable { engine: ENGINE, what, retryable, source: None }
+}
+
+fn failed_by(
+    what: impl Into<String>,
+    retryable: bool,
+    source: impl std::error::Error + Send + Sync + 'static,
+) -> Error {
+    let source = Some(Box::new(source).into());
+    Error::Unreachable { engine: ENGINE, what: what.into(), retryable, source }
+}
+
+/// A panic elsewhere never leaves half a change behind, so a poisoned mutex is still good.
+fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

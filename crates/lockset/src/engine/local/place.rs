@@ -1,0 +1,225 @@
+//! Where the file is, and whether it may be there.
+
+use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::{failed, failed_by};
+use crate::error::{Error, Result};
+
+/// A file, and which one it was when it was opened.
+#[derive(Debug)]
+pub(super) struct Place {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Place {
+    /// Finds or creates the file. It is empty if it is new.
+    ///
+    /// An existing file is only looked at, never opened: closing a second descriptor of it would
+    /// drop the locks that another client of this process has on it.
+    pub(super) fn prepare(path: Option<&Path>, mode: u32) -> Result<Self> {
+        let path = match path {
+            Some(path) => path.to_owned(),
+            None => default_path()?,
+        };
+        let path = canonical(&path)?;
+        refuse_network(&path)?;
+        match OpenOptions::new().write(true).create_new(true).mode(mode).open(&path) {
+            // The umask may have taken away what was asked for.
+            Ok(file) => file
+                .set_permissions(Permissions::from_mode(mode))
+                .map_err(|error| unusable(&path, error))?,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(unusable(&path, error)),
+        }
+        rustix::fs::access(&path, rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK)
+            .map_err(|error| unusable(&path, error.into()))?;
+        let found = path.metadata().map_err(|error| unusable(&path, error))?;
+        if !found.is_file() {
+            return Err(failed(format!("{} is not a file", path.display())));
+        }
+        Ok(Self { path, device: found.dev(), inode: found.ino() })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Fails if the path no longer leads to the file that was opened: who opens it now would find
+    /// another set of locks.
+    pub(super) fn unchanged(&self) -> Result<()> {
+        let what = match self.path.metadata() {
+            Ok(now) if (now.dev(), now.ino()) == (self.device, self.inode) => return Ok(()),
+            Ok(_) => "was replaced by another file",
+            Err(_) => "was deleted or moved",
+        };
+        let path = self.path.display();
+        Err(failed(format!(
+            "{path} {what} while it was open, and its locks with it; open it again"
+        )))
+    }
+}
+
+/// In the user's state folder, which needs no `HOME` under cron: the password file knows it too.
+fn default_path() -> Result<PathBuf> {
+    let state = match std::env::var_os("XDG_STATE_HOME").map(PathBuf::from) {
+        Some(state) if state.is_absolute() => state,
+        _ => match std::env::home_dir() {
+            Some(home) if home.is_absolute() => home.join(".local/state"),
+            _ => {
+                let what = "this user has no home folder; name a file, as in `local:/path/file.db`";
+                return Err(failed(what));
+            }
+        },
+    };
+    let folder = state.join("lockset");
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.map_err(|error| unusable(&folder, error))?;
+    Ok(folder.join("lockset.db"))
+}
+
+/// The same text for every way to write the same path.
+fn canonical(path: &Path) -> Result<PathBuf> {
+    if let Ok(path) = path.canonicalize() {
+        return Ok(path);
+    }
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let name =
+        path.file_name().ok_or_else(|| failed(format!("{} names no file", path.display())))?;
+    let folder = folder.canonicalize().map_err(|error| unusable(folder, error))?;
+    Ok(folder.join(name))
+}
+
+fn unusable(path: &Path, error: std::io::Error) -> Error {
+    let path = path.display();
+    let what = match error.kind() {
+        ErrorKind::NotFound => format!("{path} does not exist; create the folder first"),
+        ErrorKind::ReadOnlyFilesystem => {
+            format!("{path} is on a read-only file system; name a file that can be written")
+        }
+        ErrorKind::PermissionDenied => {
+            format!("{path} may not be read and written by this user; name another file")
+        }
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            return failed_by(format!("no room for {path}; free some space"), true, error);
+        }
+        _ => format!("{path} cannot be used"),
+    };
+    failed_by(what, false, error)
+}
+
+#[cfg(target_os = "linux")]
+fn refuse_network(path: &Path) -> Result<()> {
+    let folder = path.parent().unwrap_or(path);
+    let kind = rustix::fs::statfs(folder).map_err(|error| unusable(folder, error.into()))?.f_type;
+    let device = folder.metadata().map_err(|error| unusable(folder, error))?.dev();
+    let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    // The magic numbers are 32 bits wide; where the field is signed, some look negative.
+    match network_file_system(kind as u32, device, mounts) {
+        None => Ok(()),
+        Some(system) => Err(failed(format!(
+            "{} is on a network file system ({system}), where locks of one machine are not seen \
+             by the others; name a file on a local disk, or use a server",
+            path.display()
+        ))),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn refuse_network(_path: &Path) -> Result<()> {
+    Ok(())
+}
+
+const FUSE: u32 = 0x6573_5546;
+
+const NETWORK: &[(u32, &str)] = &[
+    (0x6969, "NFS"),
+    (0x517B, "SMB"),
+    (0xFF53_4D42, "CIFS"),
+    (0xFE53_4D42, "SMB2"),
+    (0x0102_1997, "9p"),
+    (0x5346_414F, "AFS"),
+    (0x6B41_4653, "kAFS"),
+    (0x7375_7245, "Coda"),
+    (0x564C, "NCP"),
+    (0x00C3_6400, "Ceph"),
+    (0x0BD0_0BD0, "Lustre"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636F, "OCFS2"),
+    (0x4750_4653, "GPFS"),
+    (0xAAD7_AAEA, "PanFS"),
+    (0x786F_4256, "VirtualBox shared folder"),
+];
+
+const NETWORK_FUSE: &[&str] = &[
+    "sshfs",
+    "s3fs",
+    "gcsfuse",
+    "glusterfs",
+    "rclone",
+    "davfs",
+    "goofys",
+    "ceph",
+    "juicefs",
+    "seaweed",
+    "mfs",
+    "moosefs",
+    "beegfs",
+    "curlftpfs",
+    "smbnetfs",
+    "blobfuse",
+    "hdfs",
+    "mount-s3",
+    "virtiofs",
+    "vmhgfs",
+    "lizardfs",
+    "cvmfs",
+    "dfs",
+];
+
+/// The network file system this is, if it is one. FUSE covers local and remote ones alike; which
+/// it is stands in the list of mounts.
+fn network_file_system(kind: u32, device: u64, mounts: impl Fn() -> String) -> Option<String> {
+    if kind != FUSE {
+        return NETWORK.iter().find(|(magic, _)| *magic == kind).map(|(_, name)| (*name).into());
+    }
+    let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let mounts = mounts();
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&device))?;
+    let (_, after) = mount.split_once(" - ")?;
+    let system = after.split(' ').next()?.to_lowercase();
+    NETWORK_FUSE.iter().any(|name| system.contains(name)).then_some(system)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
+40 22 0:44 / /far rw,nosuid shared:7 - fuse.sshfs me@host:/srv rw\n\
+41 22 0:45 / /disk rw shared:8 - fuseblk /dev/sdb1 rw\n\
+42 22 0:46 / /host rw - virtiofs share rw\n";
+
+    #[test]
+    fn network_file_systems_are_told_from_local_ones() {
+        let on = |kind, minor| {
+            network_file_system(kind, rustix::fs::makedev(0, minor), || MOUNTS.to_owned())
+        };
+        assert_eq!(on(0x6969, 0).as_deref(), Some("NFS"));
+        assert_eq!(on(0xFF53_4D42, 0).as_deref(), Some("CIFS"));
+        assert_eq!(on(FUSE, 44).as_deref(), Some("fuse.sshfs"));
+        assert_eq!(on(FUSE, 46).as_deref(), Some("virtiofs"));
+        assert_eq!(on(FUSE, 45), None);
+        for local in [0xEF53, 0x0102_1994, 0x9123_683E, 0x5846_5342, 0x794C_7630] {
+            assert_eq!(on(local, 0), None);
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Who a process is, and whether it lives.
+//!
+//! A pid alone names nobody: it is recycled, and another pid namespace counts from one again. So a
+//! process is known by namespace, pid and start time, and a death is believed only where it can be
+//! seen for certain. In all other cases the lease alone decides.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, Weak};
+
+use super::unpoisoned;
+
+/// No more than this many processes are watched for one waiter; the safety net covers the rest.
+const WATCHED_AT_MOST: usize = 64;
+
+/// One process of this machine, since it booted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Process {
+    /// The inode of its pid namespace; 0 where that is not known.
+    namespace: u64,
+    pid: u32,
+    /// In clock ticks since boot; 0 where that is not known.
+    start: u64,
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.namespace, self.pid, self.start)
+    }
+}
+
+impl FromStr for Process {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.splitn(3, ':');
+        let mut next = || parts.next().unwrap_or_default();
+        Ok(Self { namespace: next().parse()?, pid: next().parse()?, start: next().parse()? })
+    }
+}
+
+/// What this process knows of others.
+#[derive(Debug)]
+pub(super) struct Processes {
+    ours: Process,
+    recorded: String,
+    /// `/proc` shows our own pid namespace, so that its entries are about whom we mean.
+    proc_is_ours: bool,
+    runtime: tokio::runtime::Handle,
+    watched: Mutex<HashMap<Process, Weak<eyes::Eye>>>,
+}
+
+impl Processes {
+    /// `stand_in` is recorded in our place, as the process that holds what we take.
+    pub(super) fn new(stand_in: Option<u32>, runtime: tokio::runtime::Handle) -> Self {
+        let (namespace, pid) = (eyes::pid_namespace(), std::process::id());
+        let start = eyes::stat_of("self").map_or(0, |stat| stat.start);
+        let ours = Process { namespace, pid, start };
+        let recorded = stand_in.map_or(ours, |pid| {
+            let start = eyes::stat_of(&pid.to_string()).map_or(0, |stat| stat.start);
+            Process { namespace, pid, start }
+        });
+        let proc_is_ours = eyes::stat_of("self").is_some_and(|stat| stat.pid == pid);
+        let recorded = recorded.to_string();
+        Self { ours, recorded, proc_is_ours, runtime, watched: Mutex::default() }
+    }
+
+    /// The process to write down as the holder of what this client takes.
+    pub(super) fn recorded(&self) -> &str {
+        &self.recorded
+    }
+
+    /// Whether the process so written is dead beyond doubt.
+    pub(super) fn is_dead(&self, written: &str) -> bool {
+        written.parse().is_ok_and(|process: Process| {
+            process != self.ours && self.can_see(process) && eyes::is_dead(process)
+        })
+    }
+
+    fn can_see(&self, process: Process) -> bool {
+        self.proc_is_ours && process.namespace != 0 && process.namespace == self.ours.namespace
+    }
+
+    /// Resolves when one of these processes has died; never, if none can be seen.
+    pub(super) async fn any_death(&self, written: &[String]) {
+        let mut eyes = Vec::new();
+        for process in written.iter().filter_map(|text| text.parse::<Process>().ok()) {
+            if process == self.ours || !self.can_see(process) || eyes.len() == WATCHED_AT_MOST {
+                continue;
+            }
+            match self.eye_on(process) {
+                Some(eye) => eyes.push(eye),
+                None if eyes::is_dead(process) => return,
+                None => {}
+            }
+        }
+        if eyes.is_empty() {
+            return std::future::pending().await;
+        }
+        let deaths = eyes.iter().map(|eye| Box::pin(eye.death()));
+        futures_util::future::select_all(deaths).await;
+    }
+
+    /// All who wait for one process share one descriptor.
+    fn eye_on(&self, process: Process) -> Option<Arc<eyes::Eye>> {
+        let mut watched = unpoisoned(&self.watched);
+        if let Some(eye) = watched.get(&process).and_then(Weak::upgrade) {
+            return Some(eye);
+        }
+        watched.retain(|_, eye| eye.strong_count() > 0);
+        let _inside = self.runtime.enter();
+        let eye = Arc::new(eyes::Eye::open(process)?);
+        watched.insert(process, Arc::downgrade(&eye));
+        Some(eye)
+    }
+}
+
+/// What a pid's own descriptor says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pidfd {
+    /// There is no such process.
+    Gone,
+    /// It ended, and only waits for its parent to notice.
+    Ended,
+    Running,
+    /// This kernel, or a sandbox, does not tell.
+    Unknown,
+}
+
+/// Whether a process recorded with start time `recorded` is dead, given what its pid shows now.
+/// An entry of `/proc` that cannot be read (hidepid) says nothing.
+fn dead(pidfd: Pidfd, recorded: u64, seen: Option<u64>) -> bool {
+    match pidfd {
+        Pidfd::Gone | Pidfd::Ended => true,
+        // Another start time: the pid was given to another process.
+        Pidfd::Running | Pidfd::Unknown => {
+            seen.is_some_and(|seen| recorded != 0 && seen != recorded)
+        }
+    }
+}
+
+/// The fields of `/proc/PID/stat` that matter here.
+struct Stat {
+    pid: u32,
+    start: u64,
+}
+
+/// The second field is the command in parentheses, and may itself contain anything.
+fn parse_stat(line: &str) -> Option<Stat> {
+    let (pid, _) = line.split_once(' ')?;
+    let (_, rest) = line.rsplit_once(") ")?;
+    // Field 22 of the whole line, and `rest` begins with field 3.
+    let start = rest.split(' ').nth(19)?.parse().ok()?;
+    Some(Stat { pid: pid.parse().ok()?, start })
+}
+
+#[cfg(target_os = "linux")]
+mod eyes {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::MetadataExt;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::io::Errno;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use tokio::io::Interest;
+    use tokio::io::unix::AsyncFd;
+
+    use super::{Pidfd, Process, Stat, dead, parse_stat};
+
+    pub(super) fn pid_namespace() -> u64 {
+        std::fs::metadata("/proc/self/ns/pid").map_or(0, |link| link.ino())
+    }
+
+    pub(super) fn stat_of(pid: &str) -> Option<Stat> {
+        parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    pub(super) fn is_dead(process: Process) -> bool {
+        let pidfd = match open(process.pid) {
+            Ok(fd) if has_ended(&fd) => Pidfd::Ended,
+            Ok(_) => Pidfd::Running,
+            Err(Errno::SRCH) => Pidfd::Gone,
+            Err(_) => Pidfd::Unknown,
+        };
+        let seen = stat_of(&process.pid.to_string()).map(|stat| stat.start);
+        dead(pidfd, process.start, seen)
+    }
+
+    fn open(pid: u32) -> Result<OwnedFd, Errno> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+        pidfd_open(pid, PidfdFlags::NONBLOCK)
+    }
+
+    fn has_ended(pidfd: &OwnedFd) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Looks at one process until it ends.
+    #[derive(Debug)]
+    pub(super) struct Eye(AsyncFd<OwnedFd>);
+
+    impl Eye {
+        /// `None`: there is no such process any more, or nothing can be seen of it.
+        pub(super) fn open(process: Process) -> Option<Self> {
+            let pidfd = open(process.pid).ok()?;
+            // Deprecated for types that may change their descriptor, which `OwnedFd` cannot; the
+            // replacement would need `unsafe`.
+            #[allow(deprecated)]
+            let eye = AsyncFd::with_interest(pidfd, Interest::READABLE).ok()?;
+            // Only now can the pid not be recycled unnoticed.
+            (!is_dead(process)).then_some(Self(eye))
+        }
+
+        pub(super) async fn death(&self) {
+            if self.0.readable().await.is_err() {
+                // The runtime ends; whoever waits here ends with it.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Without pidfd, the lease alone decides.
+#[cfg(not(target_os = "linux"))]
+mod eyes {
+    use super::{Process, Stat};
+
+    pub(super) fn pid_namespace() -> u64 {
+        0
+    }
+
+    pub(super) fn stat_of(_pid: &str) -> Option<Stat> {
+        None
+    }
+
+    pub(super) fn is_dead(_process: Process) -> bool {
+        false
+    }
+
+    #[derive(Debug)]
+    pub(super) struct Eye;
+
+    impl Eye {
+        pub(super) fn open(_process: Process) -> Option<Self> {
+            None
+        }
+
+        pub(super) async fn death(&self) {
+            std::future::pending().await
+        }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    fn processes() -> Processes {
+        Processes::new(None, tokio::runtime::Handle::current())
+    }
+
+    fn child() -> std::process::Child {
+        std::process::Command::new("sleep").arg("60").spawn().unwrap()
+    }
+
+    fn process_of(child: &std::process::Child) -> Process {
+        let start = eyes::stat_of(&child.id().to_string()).unwrap().start;
+        Process { namespace: eyes::pid_namespace(), pid: child.id(), start }
+    }
+
+    #[test]
+    fn a_death_is_believed_only_on_evidence() {
+        for (pidfd, recorded, seen, expected) in [
+            (Pidfd::Gone, 7, None, true),
+            (Pidfd::Ended, 7, Some(7), true),
+            (Pidfd::Running, 7, Some(7), false),
+            (Pidfd::Running, 7, Some(8), true),
+            (Pidfd::Running, 7, None, false),
+            (Pidfd::Running, 0, Some(8), false),
+            (Pidfd::Unknown, 7, None, false),
+            (Pidfd::Unknown, 7, Some(8), true),
+        ] {
+            assert_eq!(dead(pidfd, recorded, seen), expected, "{pidfd:?} {recorded} {seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_command_with_parentheses_does_not_confuse_the_start_time() {
+        let fields = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
+        let stat = parse_stat(&format!("77 (a) b (c) {fields}")).unwrap();
+        assert_eq!((stat.pid, stat.start), (77, 4242));
+    }
+
+    #[tokio::test]
+    async fn a_process_is_written_and_read_back() {
+        let seen = processes();
+        let ours = seen.recorded().parse::<Process>().unwrap();
+        assert_eq!(ours, seen.ours);
+        assert!(ours.namespace != 0 && ours.start != 0);
+        assert!("1:2".parse::<Process>().is_err());
+    }
+
+    #[tokio::test]
+    async fn the_living_the_dead_and_the_recycled_are_told_apart() {
+        let seen = processes();
+        let mut child = child();
+        let process = process_of(&child);
+        assert!(!seen.is_dead(&process.to_string()));
+        let recycled = Process { start: process.start + 1, ..process };
+        assert!(seen.is_dead(&recycled.to_string()));
+        let elsewhere = Process { namespace: process.namespace + 1, start: 1, ..process };
+        assert!(!seen.is_dead(&elsewhere.to_string()));
+        child.kill().unwrap();
+        seen.any_death(&[process.to_string()]).await;
+        // Not yet waited for: a zombie.
+        assert!(seen.is_dead(&process.to_string()));
+        child.wait().unwrap();
+        assert!(seen.is_dead(&process.to_string()));
+        seen.any_death(&[process.to_string()]).await;
+    }
+}

@@ -1,0 +1,497 @@
+//! The SQLite file: opening it, and running transactions on it.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use super::inbox::{Inbox, Letter};
+use super::place::Place;
+use super::process::Processes;
+use super::{LocalOptions, failed, failed_by, unpoisoned};
+use crate::clock::{Clock, Moment};
+use crate::engine::ClaimId;
+use crate::error::{Error, Result};
+
+/// "Lkst": what tells our files from other SQLite files.
+const APPLICATION_ID: i32 = 0x4C6B_7374;
+/// The stored format.
+const FORMAT: i32 = 1;
+/// A log of so many pages is written back. The more, the fewer syncs; the fewer, the faster the
+/// first process after a pause reads it again.
+const CHECKPOINT_PAGES: u32 = 256;
+/// How long a withdrawn claim is remembered, so that a late request for it is refused.
+const MARK_LIFE: Duration = Duration::from_secs(60);
+/// The longest pause between two attempts on a file that others write to all the time.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
+const WRITE: &str = "BEGIN IMMEDIATE";
+const READ: &str = "BEGIN";
+
+/// What SQLite answers inside a transaction. Answers that are errors of lockset's own are values
+/// here: they do not undo the transaction.
+pub(super) type Sql<T> = Result<T, rusqlite::Error>;
+
+/// The file, and all that a transaction on it needs.
+#[derive(Debug)]
+pub(super) struct Store {
+    pub(super) place: Place,
+    pub(super) inbox: Inbox,
+    pub(super) processes: Processes,
+    time: MachineTime,
+    runtime: tokio::runtime::Handle,
+    opened_by: u32,
+    books: Mutex<Books>,
+}
+
+/// What one transaction at a time may use.
+#[derive(Debug)]
+struct Books {
+    /// `None`: closed.
+    connection: Option<Connection>,
+    withdrawn: Withdrawn,
+}
+
+impl Store {
+    pub(super) fn open(options: &LocalOptions) -> Result<Self> {
+        // A new file is created by way of a second descriptor, whose closing would drop the locks
+        // that another thread has just taken on it.
+        static OPENING: Mutex<()> = Mutex::new(());
+        let runtime = tokio::runtime::Handle::try_current()
+            .map_err(|error| failed_by("it must be opened inside a tokio runtime", false, error))?;
+        let (place, connection) = {
+            let _alone = unpoisoned(&OPENING);
+            let place = Place::prepare(options.path.as_deref(), options.mode)?;
+            let connection = connect(&place).map_err(|error| explain(&place, error))??;
+            (place, connection)
+        };
+        place.unchanged()?;
+        let inbox = Inbox::open(place.path(), options.mode, &runtime)?;
+        inbox.sweep();
+        Ok(Self {
+            inbox,
+            processes: Processes::new(options.holder_process, runtime.clone()),
+            time: MachineTime::of_this_process(),
+            runtime,
+            opened_by: std::process::id(),
+            books: Mutex::new(Books {
+                connection: Some(connection),
+                withdrawn: Withdrawn::default(),
+            }),
+            place,
+        })
+    }
+
+    /// Whether this is a child of the process that opened the file. SQLite's locks do not survive
+    /// a fork, and the child's first step could damage the file.
+    pub(super) fn is_forked(&self) -> bool {
+        std::process::id() != self.opened_by
+    }
+
+    /// Fails in such a child. Asked before any mutex, which may be locked there for ever.
+    pub(super) fn unless_forked(&self) -> Result<()> {
+        match self.is_forked() {
+            true => Err(failed("it was opened before a fork; open it again in the child")),
+            false => Ok(()),
+        }
+    }
+
+    /// Runs `work` as one transaction, repeated from its start until it could be written or
+    /// `patience` is over.
+    ///
+    /// Normally it runs right here: it is a few system calls. Only if the file stays busy does it
+    /// go on elsewhere, where it may sleep, and there it goes on even if this future is dropped.
+    pub(super) async fn write<T: Send + 'static>(
+        self: &Arc<Self>,
+        patience: Duration,
+        work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
+    ) -> Result<T> {
+        self.transact(WRITE, patience, work).await
+    }
+
+    /// The same for work that changes nothing; it stands in no writer's way.
+    pub(super) async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        patience: Duration,
+        work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
+    ) -> Result<T> {
+        self.transact(READ, patience, work).await
+    }
+
+    async fn transact<T: Send + 'static>(
+        self: &Arc<Self>,
+        begin: &'static str,
+        patience: Duration,
+        mut work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
+    ) -> Result<T> {
+        if let Some(done) = self.attempt(begin, &mut work)? {
+            return Ok(done);
+        }
+        let store = self.clone();
+        let patiently = move || store.insist(begin, patience, &mut work);
+        let patiently = self.runtime.spawn_blocking(patiently);
+        patiently.await.map_err(|error| failed_by("its runtime has ended", false, error))?
+    }
+
+    /// One attempt, for what may be left undone.
+    pub(super) fn try_write(&self, mut work: impl FnMut(&mut Transaction<'_>) -> Sql<()>) {
+        if let Err(error) = self.attempt(WRITE, &mut work) {
+            tracing::debug!(%error, "the local engine left something behind for others to sweep");
+        }
+    }
+
+    fn insist<T>(
+        &self,
+        begin: &str,
+        patience: Duration,
+        work: &mut impl FnMut(&mut Transaction<'_>) -> Sql<T>,
+    ) -> Result<T> {
+        let (started, mut pause) = (Instant::now(), Duration::from_micros(200));
+        while started.elapsed() < patience {
+            // The caller's mutex is free while this sleeps.
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE).mul_f64(0.5 + rand::random::<f64>() / 2.0);
+            if let Some(done) = self.attempt(begin, work)? {
+                return Ok(done);
+            }
+        }
+        let path = self.place.path().display();
+        let what = format!("{path} was busy for {:.1?}: other processes write to it", patience);
+        Err(Error::Unreachable { engine: super::ENGINE, what, retryable: true, source: None })
+    }
+
+    /// `None`: the file is busy.
+    fn attempt<T>(
+        &self,
+        begin: &str,
+        work: &mut impl FnMut(&mut Transaction<'_>) -> Sql<T>,
+    ) -> Result<Option<T>> {
+        self.unless_forked()?;
+        let (done, letters) = {
+            let mut books = unpoisoned(&self.books);
+            let Books { connection, withdrawn } = &mut *books;
+            let db = connection.as_ref().ok_or(Error::Closed)?;
+            self.place.unchanged()?;
+            let mut transaction = Transaction {
+                db,
+                now: 0,
+                withdrawn,
+                store: self,
+                post: Vec::new(),
+                changed: false,
+            };
+            match transaction.run(begin, work) {
+                Ok(done) => (done, transaction.post),
+                Err(error) if is_busy(&error) => return Ok(None),
+                Err(error) => return Err(explain(&self.place, error)),
+            }
+        };
+        for (inbox, letter) in letters {
+            self.post(&inbox, letter);
+        }
+        Ok(Some(done))
+    }
+
+    fn post(&self, inbox: &str, post: Post) {
+        match post {
+            Post::Letter(letter) => {
+                if !self.inbox.send(inbox, &letter) && matches!(letter, Letter::Changed(_)) {
+                    // A watcher that is gone; if this fails, the next change finds it again.
+                    let inbox = inbox.to_owned();
+                    self.try_write(|txn| txn.forget_watchers(&inbox));
+                    self.inbox.remove_if_stale(&inbox);
+                }
+            }
+            Post::Bury => self.inbox.remove_if_stale(inbox),
+        }
+    }
+
+    /// Remembers that this claim must not be entered any more.
+    pub(super) fn mark_withdrawn(&self, id: ClaimId) {
+        if !self.is_forked() {
+            unpoisoned(&self.books).withdrawn.insert(id, Clock::boot().now());
+        }
+    }
+
+    /// The moment on our own clock at which the machine's shows `nanos`.
+    pub(super) fn moment(&self, nanos: u64) -> Moment {
+        self.time.moment(nanos)
+    }
+
+    /// Closes the file, and the inbox with it.
+    pub(super) fn close(&self) {
+        if self.is_forked() {
+            return;
+        }
+        self.inbox.close();
+        self.inbox.desk.close();
+        unpoisoned(&self.books).connection = None;
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            // Closing it would touch the file under the parent's feet.
+            let books = self.books.get_mut().unwrap_or_else(|poison| poison.into_inner());
+            std::mem::forget(books.connection.take());
+        }
+    }
+}
+
+/// One transaction under way. What the verbs do in it is in `claims.rs`.
+pub(super) struct Transaction<'a> {
+    pub(super) db: &'a Connection,
+    /// The machine's time, read once the file was ours.
+    pub(super) now: u64,
+    pub(super) withdrawn: &'a mut Withdrawn,
+    pub(super) store: &'a Store,
+    /// What is sent once the transaction is written.
+    pub(super) post: Vec<(String, Post)>,
+    /// Something changed that watchers want to know.
+    pub(super) changed: bool,
+}
+
+/// What follows a transaction.
+#[derive(Debug)]
+pub(super) enum Post {
+    Letter(Letter),
+    /// The inbox's owner is dead: its socket may go.
+    Bury,
+}
+
+impl Transaction<'_> {
+    fn run<T>(&mut self, begin: &str, work: &mut impl FnMut(&mut Self) -> Sql<T>) -> Sql<T> {
+        match self.run_once(begin, work) {
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {
+                // What the log holds may go to the file, and its room be used again.
+                let written_back =
+                    self.db.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
+                written_back.and_then(|()| self.run_once(begin, work)).map_err(|_| error)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn run_once<T>(&mut self, begin: &str, work: &mut impl FnMut(&mut Self) -> Sql<T>) -> Sql<T> {
+        self.post.clear();
+        self.changed = false;
+        self.execute(begin)?;
+        self.now = self.store.time.now();
+        let outcome = work(self).and_then(|done| self.execute("COMMIT").map(|()| done));
+        if outcome.is_err() && !self.db.is_autocommit() {
+            self.execute("ROLLBACK")?;
+        }
+        outcome
+    }
+
+    fn execute(&self, sql: &str) -> Sql<()> {
+        self.db.prepare_cached(sql)?.execute([]).map(|_| ())
+    }
+}
+
+/// The claims withdrawn lately, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Withdrawn {
+    ids: HashSet<ClaimId>,
+    ends: VecDeque<(Moment, ClaimId)>,
+}
+
+impl Withdrawn {
+    fn insert(&mut self, id: ClaimId, now: Moment) {
+        while let Some((_, old)) = self.ends.front().copied().filter(|(end, _)| *end <= now) {
+            self.ids.remove(&old);
+            self.ends.pop_front();
+        }
+        if self.ids.insert(id) {
+            self.ends.push_back((now + MARK_LIFE, id));
+        }
+    }
+
+    pub(super) fn contains(&self, id: ClaimId) -> bool {
+        !self.ids.is_empty() && self.ids.contains(&id)
+    }
+}
+
+/// The clock that all processes of the machine share: time since boot, without the offset that a
+/// time namespace may add for this process.
+#[derive(Debug)]
+struct MachineTime {
+    clock: Clock,
+    offset: i64,
+}
+
+impl MachineTime {
+    fn of_this_process() -> Self {
+        let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+        Self { clock: Clock::boot(), offset: boot_offset(&offsets).unwrap_or(0) }
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.now().as_nanos().saturating_add_signed(self.offset.saturating_neg())
+    }
+
+    fn moment(&self, nanos: u64) -> Moment {
+        Moment::from_nanos(nanos.saturating_add_signed(self.offset))
+    }
+}
+
+/// From the lines `clock seconds nanoseconds`.
+fn boot_offset(offsets: &str) -> Option<i64> {
+    let line = offsets.lines().find(|line| line.starts_with("boottime"))?;
+    let mut numbers = line.split_whitespace().skip(1).map(str::parse::<i64>);
+    let (seconds, nanos) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    seconds.checked_mul(1_000_000_000)?.checked_add(nanos)
+}
+
+fn connect(place: &Place) -> Sql<Result<Connection>> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX
+        | OpenFlags::SQLITE_OPEN_PRIVATE_CACHE;
+    let mut db = Connection::open_with_flags(place.path(), flags)?;
+    // While it is set up there is time: another process may be doing the same.
+    db.busy_timeout(Duration::from_secs(5))?;
+    db.set_prepared_statement_cache_capacity(64);
+    if let Some(error) = prepare_format(&mut db, place)? {
+        return Ok(Err(error));
+    }
+    db.pragma_update(None, "synchronous", "NORMAL")?;
+    db.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+    // Whoever is alone would otherwise write back and sync at each close.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    forget_earlier_boots(&mut db)?;
+    db.busy_handler(Some(a_moment))?;
+    Ok(Ok(db))
+}
+
+/// Waits about a millisecond in all: a transaction of another process takes some 20 µs.
+fn a_moment(attempt: i32) -> bool {
+    match attempt {
+        0..=19 => std::thread::yield_now(),
+        20..=29 => std::thread::sleep(Duration::from_micros(30)),
+        _ => return false,
+    }
+    true
+}
+
+/// Makes an empty file ours, and answers what is wrong with one that is not.
+fn prepare_format(db: &mut Connection, place: &Place) -> Sql<Option<Error>> {
+    let number =
+        |db: &Connection, name| db.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
+    if number(db, "application_id")? != APPLICATION_ID {
+        let setup = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        let tables: i64 =
+            setup.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+        if number(&setup, "application_id")? == 0 && tables == 0 {
+            setup.execute_batch(include_str!("schema.sql"))?;
+            setup.pragma_update(None, "user_version", FORMAT)?;
+            setup.pragma_update(None, "application_id", APPLICATION_ID)?;
+            setup.commit()?;
+        }
+    }
+    let path = place.path().display();
+    if number(db, "application_id")? != APPLICATION_ID {
+        let what = format!("{path} is a SQLite file of another program; name another file");
+        return Ok(Some(failed(what)));
+    }
+    let format = number(db, "user_version")?;
+    if format != FORMAT {
+        let what = format!(
+            "{path} has the format {format}, this version of lockset knows {FORMAT}; use the newer \
+             lockset, or another file"
+        );
+        return Ok(Some(failed(what)));
+    }
+    let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
+    let refused =
+        || failed(format!("{path} cannot have a write-ahead log here; name another file"));
+    Ok((mode != "wal").then(refused))
+}
+
+/// No claim survives a reboot; the fences do.
+fn forget_earlier_boots(db: &mut Connection) -> Sql<()> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = boot.trim();
+    let same = |db: &Connection| {
+        db.query_row("SELECT boot = ?1 FROM home", [boot], |row| row.get::<_, bool>(0))
+    };
+    if same(db)? {
+        return Ok(());
+    }
+    let cleaning = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    if !same(&cleaning)? {
+        cleaning.execute("DELETE FROM lock WHERE seq > 0", [])?;
+        cleaning.execute("DELETE FROM watcher", [])?;
+        cleaning.execute("UPDATE home SET boot = ?1", [boot])?;
+    }
+    cleaning.commit()
+}
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error_code();
+    matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+/// SQLite's error in words that say what to do.
+fn explain(place: &Place, error: rusqlite::Error) -> Error {
+    // If the file was replaced, that explains whatever SQLite found.
+    if let Err(replaced) = place.unchanged() {
+        return replaced;
+    }
+    let path = place.path().display();
+    let (what, retryable) = match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => {
+            (format!("the disk that holds {path} is full; free some space"), true)
+        }
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            (format!("{path} is busy: another process is setting it up"), true)
+        }
+        Some(ErrorCode::NotADatabase) => {
+            (format!("{path} is not a Lockset database; name another file"), false)
+        }
+        Some(ErrorCode::ReadOnly) => {
+            (format!("{path} is read-only; name a file that can be written"), false)
+        }
+        Some(ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => (
+            format!("{path}, or a file beside it, cannot be opened; look at its permissions"),
+            false,
+        ),
+        Some(ErrorCode::DatabaseCorrupt) => {
+            (format!("{path} is damaged; stop all who use it and delete it"), false)
+        }
+        Some(ErrorCode::SystemIoFailure) => (format!("{path} could not be read or written"), true),
+        _ => (format!("{path} could not be used"), false),
+    };
+    failed_by(what, retryable, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_offset_of_a_time_namespace_is_taken_out() {
+        let offsets = "monotonic           5         0\nboottime        -1000       500\n";
+        assert_eq!(boot_offset(offsets), Some(-999_999_999_500));
+        assert_eq!(boot_offset(""), None);
+        let time = MachineTime { clock: Clock::boot(), offset: -1_000_000_000 };
+        let (own, machine) = (time.clock.now(), time.now());
+        assert!(machine >= own.as_nanos() + 1_000_000_000);
+        assert!(time.moment(machine) >= own);
+        assert!(time.moment(machine).since(own) < Duration::from_millis(500));
+    }
+
+    #[test]
+    fn a_withdrawal_is_remembered_for_a_while() {
+        let mut withdrawn = Withdrawn::default();
+        let (first, second) = (ClaimId::random(), ClaimId::random());
+        let now = Moment::from_nanos(0);
+        withdrawn.insert(first, now);
+        withdrawn.insert(second, now + MARK_LIFE / 2);
+        assert!(withdrawn.contains(first) && withdrawn.contains(second));
+        withdrawn.insert(second, now + MARK_LIFE);
+        assert!(!withdrawn.contains(first) && withdrawn.contains(second));
+    }
+}
