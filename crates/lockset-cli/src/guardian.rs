@@ -109,10 +109,8 @@ impl Guardian {
             let wait = at.saturating_sub(sys::now()).min(LEASE_TICK);
             Timespec { tv_sec: wait.as_secs() as _, tv_nsec: wait.subsec_nanos() as _ }
         });
-        let mut ready = [
-            PollFd::new(&self.link, PollFlags::IN),
-            PollFd::new(&self.deaths, PollFlags::IN),
-        ];
+        let mut ready =
+            [PollFd::new(&self.link, PollFlags::IN), PollFd::new(&self.deaths, PollFlags::IN)];
         match poll(&mut ready, timeout.as_ref()) {
             Ok(_) => Ok((!ready[0].revents().is_empty(), !ready[1].revents().is_empty())),
             Err(Errno::INTR) => Ok((false, true)),

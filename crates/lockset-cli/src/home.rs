@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lockset::{Lockset, LocksetBuilder};
+use lockset::{Builder, Lockset};
 
 use crate::args::EngineArgs;
 use crate::output::Failure;
@@ -33,7 +33,7 @@ impl Home {
         Ok(Self { url })
     }
 
-    pub(crate) fn builder(&self) -> LocksetBuilder {
+    pub(crate) fn builder(&self) -> Builder {
         Lockset::builder(&self.url)
     }
 

@@ -1,7 +1,7 @@
 //! `ls`, `show`, `watch`, `break`: looking at locks, and taking them away.
 
 use futures_util::StreamExt;
-use lockset::engine::Break;
+use lockset::Break;
 use serde_json::json;
 
 use crate::args::{BreakArgs, ListArgs, ShowArgs};
@@ -22,7 +22,7 @@ pub(crate) async fn list(args: &ListArgs, home: &Home) -> Result<(), Failure> {
 
 pub(crate) async fn show(args: &ShowArgs, home: &Home) -> Result<(), Failure> {
     let locks = home.builder().connect().await?;
-    let state = locks.inspect(&args.name).await?;
+    let state = locks.inspect(args.name.as_str()).await?;
     if args.json {
         return print_json(&state);
     }
@@ -47,7 +47,7 @@ pub(crate) async fn watch(args: &ListArgs, home: &Home) -> Result<(), Failure> {
 pub(crate) async fn break_lock(args: &BreakArgs, home: &Home) -> Result<(), Failure> {
     let locks = home.builder().connect().await?;
     let how = if args.now { Break::Now } else { Break::WhenLeaseEnds };
-    let holders = locks.force_release(&args.name, how).await?;
+    let holders = locks.force_release(args.name.as_str(), how).await?;
     if args.json {
         return print_json(&json!({ "name": args.name, "now": args.now, "holders": holders }));
     }
@@ -61,7 +61,9 @@ pub(crate) async fn break_lock(args: &BreakArgs, home: &Home) -> Result<(), Fail
             print(format_args!("{name} was taken from {who} at once\n"))?;
         } else {
             let left = output::brief(holder.left);
-            print(format_args!("{name} will be taken from {who} when its lease ends, in {left}\n"))?;
+            print(format_args!(
+                "{name} will be taken from {who} when its lease ends, in {left}\n"
+            ))?;
         }
     }
     print(if args.now {

@@ -4,8 +4,7 @@ use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use lockset::Error;
-use lockset::engine::{Holder, LockState};
+use lockset::{Error, Holder, LockState, Name, Token};
 use serde::Serialize;
 
 /// The exit codes that are lockset's own.
@@ -41,10 +40,19 @@ impl Failure {
         self
     }
 
-    pub(crate) fn print(&self) {
-        complain(&self.message);
+    /// A code with nothing to say about it: a signal asked lockset to end, a reader went away.
+    pub(crate) fn silent(code: u8) -> Self {
+        Self::new(code, "")
+    }
+
+    /// Says it on stderr, after `redact` took out what must not be shown.
+    pub(crate) fn print(&self, redact: impl Fn(&str) -> String) {
+        if self.message.is_empty() {
+            return;
+        }
+        complain(redact(&self.message));
         if let Some(hint) = &self.hint {
-            complain(format_args!("hint: {hint}"));
+            complain(format_args!("hint: {}", redact(hint)));
         }
     }
 }
@@ -83,7 +91,9 @@ fn with_sources(error: &Error) -> String {
 
 fn hint_for(error: &Error) -> Option<String> {
     match error {
-        Error::Timeout { name, .. } => Some(format!("`lockset show {name}` tells who is before you")),
+        Error::Timeout { name, .. } => {
+            Some(format!("`lockset show {name}` tells who is before you"))
+        }
         Error::Conflict { name, .. } => {
             Some(format!("`lockset show {name}` tells how it is used; agree on one use per name"))
         }
@@ -98,6 +108,12 @@ fn hint_for(error: &Error) -> Option<String> {
 /// One line on stderr. Nothing can be done if even that fails.
 pub(crate) fn complain(message: impl Display) {
     let _ = writeln!(io::stderr(), "lockset: {message}");
+}
+
+/// A change of leadership, on stderr: stdout belongs to the command.
+pub(crate) fn announce(name: &Name, token: Token, leads: bool) {
+    let event = serde_json::json!({ "name": name, "token": token, "leads": leads });
+    let _ = writeln!(io::stderr(), "{event}");
 }
 
 /// Writes text on stdout.
@@ -116,16 +132,9 @@ impl From<io::Error> for Failure {
     /// Of writing to stdout: a reader that went away has what it wanted (`lockset ls | head`).
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::BrokenPipe => Failure { code: 0, message: String::new(), hint: None },
+            io::ErrorKind::BrokenPipe => Failure::silent(0),
             _ => Failure::own(format!("cannot write the output: {error}")),
         }
-    }
-}
-
-impl Failure {
-    /// Whether there is anything to say.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.message.is_empty()
     }
 }
 

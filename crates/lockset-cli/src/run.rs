@@ -77,10 +77,7 @@ async fn campaign_again_and_again(
 }
 
 fn wish_of_run(args: &RunArgs) -> Wish<'_> {
-    Wish {
-        mode: ModeArgs { ..args.mode },
-        ..wish(&args.patience, &args.job)
-    }
+    Wish { mode: ModeArgs { ..args.mode }, ..wish(&args.patience, &args.job) }
 }
 
 fn wish<'a>(patience: &'a Patience, job: &JobArgs) -> Wish<'a> {
@@ -169,7 +166,10 @@ impl Session {
         }
     }
 
-    async fn unless_ended<T>(&mut self, work: impl Future<Output = T>) -> Result<Result<T, u8>, Failure> {
+    async fn unless_ended<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<Result<T, u8>, Failure> {
         unless_ended(&mut self.link, &mut self.signals, work).await
     }
 

@@ -244,7 +244,8 @@ fn restore_dispositions() {
     for (signal, was_ignored) in
         [(libc::SIGPIPE, &WAS_IGNORED_PIPE), (libc::SIGCHLD, &WAS_IGNORED_CHLD)]
     {
-        let action = if was_ignored.load(Ordering::Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
+        let action =
+            if was_ignored.load(Ordering::Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
         let _ = handle(signal, action);
     }
 }

@@ -4,8 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lockset::engine::LockState;
-use lockset::{Error, Guard, Lockset, Name, Terms};
+use lockset::{Error, Guard, LockState, Lockset, Name, Terms};
 
 use crate::args::{ModeArgs, Patience};
 use crate::output::{Failure, brief, by_with_note, code, complain};
@@ -51,7 +50,7 @@ async fn ask(locks: &Lockset, name: &Name, wish: &Wish<'_>) -> lockset::Result<O
     let terms = wish.terms.clone();
     let patience = wish.patience;
     if wish.election {
-        let election = locks.election(name)?.with(terms)?;
+        let election = locks.election(name.as_str())?.with(terms)?;
         return match patience.wait {
             _ if patience.no_wait => election.try_campaign().await,
             Some(longest) => election.campaign_within(longest).await.map(Some),
@@ -59,7 +58,7 @@ async fn ask(locks: &Lockset, name: &Name, wish: &Wish<'_>) -> lockset::Result<O
         };
     }
     if let Some(limit) = wish.mode.limit {
-        let semaphore = locks.semaphore(name, limit)?.with(terms)?;
+        let semaphore = locks.semaphore(name.as_str(), limit)?.with(terms)?;
         let permits = wish.mode.permits.unwrap_or(1);
         return match patience.wait {
             _ if patience.no_wait => semaphore.try_acquire(permits).await,
@@ -68,14 +67,14 @@ async fn ask(locks: &Lockset, name: &Name, wish: &Wish<'_>) -> lockset::Result<O
         };
     }
     if wish.mode.shared {
-        let rwlock = locks.rwlock(name)?.with(terms)?;
+        let rwlock = locks.rwlock(name.as_str())?.with(terms)?;
         return match patience.wait {
             _ if patience.no_wait => rwlock.try_read().await,
             Some(longest) => rwlock.read_within(longest).await.map(Some),
             None => rwlock.read().await.map(Some),
         };
     }
-    let mutex = locks.mutex(name)?.with(terms)?;
+    let mutex = locks.mutex(name.as_str())?.with(terms)?;
     match patience.wait {
         _ if patience.no_wait => mutex.try_lock().await,
         Some(longest) => mutex.lock_within(longest).await.map(Some),
@@ -84,7 +83,7 @@ async fn ask(locks: &Lockset, name: &Name, wish: &Wish<'_>) -> lockset::Result<O
 }
 
 async fn busy(locks: &Lockset, name: &Name, patience: &Patience) -> Failure {
-    let holder = match locks.inspect(name).await {
+    let holder = match locks.inspect(name.as_str()).await {
         Ok(state) => state.holders.first().map(|holder| format!(" by {}", by_with_note(holder))),
         Err(_) => None,
     };
@@ -115,12 +114,12 @@ impl<'a> WaitLine<'a> {
         let began = sys::now();
         tokio::time::sleep(UNNOTICED).await;
         if !self.on_terminal {
-            if verbose && let Ok(state) = locks.inspect(self.name).await {
+            if verbose && let Ok(state) = locks.inspect(self.name.as_str()).await {
                 complain(self.text(&state, sys::now() - began));
             }
             return std::future::pending().await;
         }
-        let mut changes = locks.watch_name(self.name).ok();
+        let mut changes = locks.watch_name(self.name.as_str()).ok();
         let mut state = LockState::free(self.name.clone());
         loop {
             // A watch that ended or failed is no reason to bother anybody: the wait goes on.

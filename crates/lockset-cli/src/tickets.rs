@@ -89,7 +89,10 @@ pub(crate) async fn release(args: &TicketArgs, home: &Home) -> Result<(), Failur
     let outcome = released.await;
     // A ticket of a lock that is gone is of no more use than one of a released lock.
     let spent = outcome.as_ref().map_or_else(|failure: &Failure| failure.code == 76, |_| true);
-    if spent && args.ticket != Path::new("-") && let Err(error) = fs::remove_file(&args.ticket) {
+    if spent
+        && args.ticket != Path::new("-")
+        && let Err(error) = fs::remove_file(&args.ticket)
+    {
         complain(format_args!("cannot remove {}: {error}", args.ticket.display()));
     }
     let name = outcome?;
@@ -118,7 +121,9 @@ fn read(path: &Path) -> Result<String, Failure> {
     } else {
         fs::read_to_string(path)
     };
-    text.map_err(|error| Failure::own(format!("cannot read the ticket {}: {error}", path.display())))
+    text.map_err(|error| {
+        Failure::own(format!("cannot read the ticket {}: {error}", path.display()))
+    })
 }
 
 /// Where a ticket goes.

@@ -80,13 +80,11 @@ impl Order {
     pub(crate) fn encode(&self) -> Vec<u8> {
         match self {
             Order::Start(start) => start.encode(),
-            Order::Lease { term_at, kill_at } => {
-                frame(b'L', [&nanos(*term_at)[..], &nanos(*kill_at)])
-            }
-            Order::Signal(signal) => frame(b'S', [&signal.to_le_bytes()]),
-            Order::Resume { foreground } => frame(b'R', [&[u8::from(*foreground)]]),
-            Order::KillAll => frame(b'K', []),
-            Order::Dismiss => frame(b'D', []),
+            Order::Lease { term_at, kill_at } => frame(b'L', &[&nanos(*term_at), &nanos(*kill_at)]),
+            Order::Signal(signal) => frame(b'S', &[&signal.to_le_bytes()]),
+            Order::Resume { foreground } => frame(b'R', &[&[u8::from(*foreground)]]),
+            Order::KillAll => frame(b'K', &[]),
+            Order::Dismiss => frame(b'D', &[]),
         }
     }
 
@@ -117,7 +115,7 @@ impl Start {
         for (key, value) in &self.env {
             fields.extend([key.as_bytes(), value.as_bytes()]);
         }
-        frame(b'X', fields)
+        frame(b'X', &fields)
     }
 
     fn decode(fields: &[&[u8]]) -> io::Result<Self> {
@@ -138,15 +136,15 @@ impl Start {
 impl Report {
     pub(crate) fn encode(&self) -> Vec<u8> {
         match self {
-            Report::Started(pid) => frame(b'r', [&pid.to_le_bytes()]),
-            Report::Failed(error) => frame(b'f', [&error.to_le_bytes()]),
-            Report::Stopped(signal) => frame(b's', [&signal.to_le_bytes()]),
-            Report::Warned => frame(b'w', []),
-            Report::Killing => frame(b'k', []),
-            Report::Ended(Ending::Exited(code)) => frame(b'e', [&[*code]]),
-            Report::Ended(Ending::Signalled(signal)) => frame(b'x', [&[*signal]]),
-            Report::Quiet => frame(b'q', []),
-            Report::Gone => frame(b'g', []),
+            Report::Started(pid) => frame(b'r', &[&pid.to_le_bytes()]),
+            Report::Failed(error) => frame(b'f', &[&error.to_le_bytes()]),
+            Report::Stopped(signal) => frame(b's', &[&signal.to_le_bytes()]),
+            Report::Warned => frame(b'w', &[]),
+            Report::Killing => frame(b'k', &[]),
+            Report::Ended(Ending::Exited(code)) => frame(b'e', &[&[*code]]),
+            Report::Ended(Ending::Signalled(signal)) => frame(b'x', &[&[*signal]]),
+            Report::Quiet => frame(b'q', &[]),
+            Report::Gone => frame(b'g', &[]),
         }
     }
 
@@ -185,11 +183,11 @@ impl Inbox {
     }
 }
 
-fn frame<'a>(tag: u8, fields: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+fn frame(tag: u8, fields: &[&[u8]]) -> Vec<u8> {
     let mut out = vec![0, 0, 0, 0, tag];
     for field in fields {
         out.extend((field.len() as u32).to_le_bytes());
-        out.extend(field);
+        out.extend(*field);
     }
     let length = (out.len() - 4) as u32;
     out[..4].copy_from_slice(&length.to_le_bytes());
@@ -213,7 +211,9 @@ fn nanos(span: Duration) -> [u8; 8] {
 }
 
 fn duration(bytes: &[u8]) -> io::Result<Duration> {
-    bytes.try_into().map(|nanos| Duration::from_nanos(u64::from_le_bytes(nanos)))
+    bytes
+        .try_into()
+        .map(|nanos| Duration::from_nanos(u64::from_le_bytes(nanos)))
         .map_err(|_| garbled())
 }
 
