@@ -37,7 +37,7 @@ pub(crate) fn main() -> io::Result<()> {
     let link = sys::link_of_guardian()?;
     sys::name_process(c"lock-guardian");
     sys::adopt_orphans()?;
-    sys::block_signals()?;
+    sys::block_signals();
     let deaths = sys::signal_stream(&[libc::SIGCHLD])?;
     let mut guardian = Guardian { link, deaths, inbox: Inbox::default(), lease: None, job: None };
     match guardian.serve() {

@@ -33,6 +33,7 @@ impl Prepared {
         let guardian = start_guardian(&theirs).map_err(failed)?;
         let heard: Vec<i32> = sys::FORWARDED.into_iter().chain([libc::SIGCHLD]).collect();
         let signals = sys::signal_stream(&heard).map_err(failed)?;
+        sys::unblock_signals();
         Ok(Self { guardian, link, signals, older })
     }
 

@@ -272,8 +272,8 @@ impl<'a> Watch<'a> {
         self.session.link.order(&Order::Start(start)).await;
         self.tell_lease().await;
         while self.step().await {}
-        if let (Some(terminal), Some(group)) = (&self.session.terminal, self.seen.group) {
-            terminal.take_back(group);
+        if let Some(terminal) = &self.session.terminal {
+            terminal.take_back(self.seen.group);
         }
         self.seen
     }
@@ -361,10 +361,8 @@ impl<'a> Watch<'a> {
     /// The command was stopped. On a terminal lockset stops, too, so that the shell sees it; the
     /// CONT that ends this is then forwarded like any other.
     async fn stop_too(&mut self, signal: i32) {
-        let (Some(terminal), Some(group)) = (&self.session.terminal, self.seen.group) else {
-            return;
-        };
-        terminal.take_back(group);
+        let Some(terminal) = &self.session.terminal else { return };
+        terminal.take_back(self.seen.group);
         let stopped = sys::stop_own_group().unwrap_or(false);
         if !stopped && signal == libc::SIGTSTP {
             // Nobody is there who could continue us: Ctrl-Z is then of no use to anybody.

@@ -74,18 +74,26 @@ pub(crate) fn signal_stream(signals: &[i32]) -> io::Result<UnixStream> {
     Ok(reader)
 }
 
-/// Blocks every signal but SIGCHLD, for the guardian: only SIGKILL may end it. A program it
-/// executes starts with nothing blocked, because `Command` sees to that.
-pub(crate) fn block_signals() -> io::Result<()> {
-    // SAFETY: the set is initialised by sigfillset before it is used.
+/// Blocks every signal but SIGCHLD, for the guardian: only SIGKILL may end it.
+pub(crate) fn block_signals() {
+    // SAFETY: the set is initialised by sigfillset before it is used; with a valid set and a valid
+    // `how` the call cannot fail.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigfillset(&mut set);
         libc::sigdelset(&mut set, libc::SIGCHLD);
-        match libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()) {
-            0 => Ok(()),
-            error => Err(io::Error::from_raw_os_error(error)),
-        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}
+
+/// Blocks no signal: whoever started lockset may have been a thread that blocks some, and a lock
+/// that cannot be ended is nobody's wish. Async-signal-safe.
+pub(crate) fn unblock_signals() {
+    // SAFETY: the set is initialised by sigemptyset before it is used; the call cannot fail.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
     }
 }
 
@@ -239,8 +247,9 @@ fn handle(signal: i32, handler: libc::sighandler_t) -> io::Result<()> {
 }
 
 /// Between fork and exec: handlers fall back to default by themselves and what was ignored stays
-/// so, except for the two signals that Rust or we had to change.
+/// so, except for the two signals that Rust or we had to change. Nothing stays blocked.
 fn restore_dispositions() {
+    unblock_signals();
     for (signal, was_ignored) in
         [(libc::SIGPIPE, &WAS_IGNORED_PIPE), (libc::SIGCHLD, &WAS_IGNORED_CHLD)]
     {

@@ -25,9 +25,9 @@ impl Terminal {
 
     /// Takes the terminal back from the command's group, or from a group that is no more; not from
     /// the shell, to whom it belongs when lockset was sent to the background meanwhile.
-    pub(crate) fn take_back(&self, group: Pid) {
+    pub(crate) fn take_back(&self, group: Option<Pid>) {
         let Ok(foreground) = tcgetpgrp(&self.0) else { return };
-        if foreground == group || test_kill_process_group(foreground) == Err(Errno::SRCH) {
+        if Some(foreground) == group || test_kill_process_group(foreground) == Err(Errno::SRCH) {
             let _ = sys::set_foreground(&self.0, getpgrp());
         }
     }
