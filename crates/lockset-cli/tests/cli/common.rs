@@ -1,6 +1,8 @@
 //! A home of its own for every test, and eyes for processes.
+#![allow(unsafe_code)]
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -10,43 +12,56 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// Nothing takes this long unless it hangs.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A folder with a lock file in it; removed in the end.
-pub struct Home {
+pub(crate) struct Home {
     dir: TempDir,
 }
 
 impl Home {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { dir: TempDir::new().unwrap() }
     }
 
-    pub fn path(&self, file: &str) -> PathBuf {
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
         self.dir.path().join(file)
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("local:{}", self.path("locks.db").display())
     }
 
     /// `lockset ARGS` on this home, in its folder, with nothing to read.
-    pub fn lockset(&self, args: &[&str]) -> Command {
+    pub(crate) fn lockset(&self, args: &[&str]) -> Command {
         let mut command = Command::new(BINARY);
-        command.args(args).stdin(Stdio::null());
-        self.settle(&mut command);
-        command
+        command.args(args);
+        self.detached(command)
     }
 
     /// A shell script in which `lockset` is the binary under test.
-    pub fn shell(&self, script: &str) -> Command {
+    pub(crate) fn shell(&self, script: &str) -> Command {
         let mut command = Command::new("sh");
-        command.args(["-c", script]).stdin(Stdio::null());
+        command.args(["-c", script]);
+        self.detached(command)
+    }
+
+    /// The command on this home, in a session of its own: the terminal of whoever runs the tests
+    /// is not to be played with.
+    pub(crate) fn detached(&self, mut command: Command) -> Command {
         self.settle(&mut command);
+        // SAFETY: setsid is async-signal-safe, and nothing else is done.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::setsid()?;
+                Ok(())
+            });
+        }
+        command.stdin(Stdio::null());
         command
     }
 
-    pub fn settle(&self, command: &mut Command) {
+    pub(crate) fn settle(&self, command: &mut Command) {
         let folder = Path::new(BINARY).parent().unwrap();
         let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
         command.current_dir(self.dir.path()).env("PATH", path).env("LOCKSET_URL", self.url());
@@ -54,26 +69,26 @@ impl Home {
     }
 
     /// The lock as `lockset show --json` tells it.
-    pub fn state(&self, name: &str) -> Value {
+    pub(crate) fn state(&self, name: &str) -> Value {
         let output = self.lockset(&["show", name, "--json"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    pub fn waiters(&self, name: &str) -> usize {
+    pub(crate) fn waiters(&self, name: &str) -> usize {
         self.state(name)["waiters"].as_array().unwrap().len()
     }
 
-    pub fn holders(&self, name: &str) -> usize {
+    pub(crate) fn holders(&self, name: &str) -> usize {
         self.state(name)["holders"].as_array().unwrap().len()
     }
 
     /// Somebody who holds `name` until dropped.
-    pub fn hold(&self, name: &str) -> Running {
+    pub(crate) fn hold(&self, name: &str) -> Running {
         self.hold_with(&[name])
     }
 
-    pub fn hold_with(&self, args: &[&str]) -> Running {
+    pub(crate) fn hold_with(&self, args: &[&str]) -> Running {
         let ready = self.path(&format!("ready-{}", args.join("-").replace('/', "_")));
         let script = format!("echo yes >'{}'; exec sleep 1000", ready.display());
         let args = [&["run"], args, &["--", "sh", "-c", &script]].concat();
@@ -83,40 +98,40 @@ impl Home {
     }
 
     /// The number a script wrote into a file of this folder.
-    pub fn pid(&self, file: &str) -> Pid {
+    pub(crate) fn pid(&self, file: &str) -> Pid {
         let path = self.path(file);
         until(&format!("{file} is written"), || read(&path).is_some());
         Pid::from_raw(read(&path).unwrap().trim().parse().unwrap()).unwrap()
     }
 
-    pub fn text(&self, file: &str) -> String {
+    pub(crate) fn text(&self, file: &str) -> String {
         fs::read_to_string(self.path(file)).unwrap_or_default()
     }
 }
 
-pub const BINARY: &str = env!("CARGO_BIN_EXE_lockset");
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_lockset");
 
 /// A process that is killed when the test is over, whatever the outcome.
-pub struct Running {
+pub(crate) struct Running {
     child: Option<Child>,
 }
 
 impl Running {
-    pub fn spawn(command: &mut Command) -> Self {
+    pub(crate) fn spawn(command: &mut Command) -> Self {
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         Self { child: Some(child) }
     }
 
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(self.child.as_ref().unwrap())
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         rustix::process::kill_process(self.pid(), signal).unwrap();
     }
 
     /// Its guardian.
-    pub fn guardian(&self) -> Pid {
+    pub(crate) fn guardian(&self) -> Pid {
         let parent = self.pid();
         let mut found = None;
         until("the guardian is there", || {
@@ -128,7 +143,7 @@ impl Running {
         Pid::from_raw(found.unwrap().pid).unwrap()
     }
 
-    pub fn wait(mut self) -> Output {
+    pub(crate) fn wait(mut self) -> Output {
         let child = self.child.take().unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
         let pid = Pid::from_child(&child);
@@ -142,7 +157,7 @@ impl Running {
         }
     }
 
-    pub fn take_stdout(&mut self) -> std::process::ChildStdout {
+    pub(crate) fn take_stdout(&mut self) -> std::process::ChildStdout {
         self.child.as_mut().unwrap().stdout.take().unwrap()
     }
 }
@@ -157,7 +172,7 @@ impl Drop for Running {
 }
 
 /// Waits for a state of the world.
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < PATIENCE, "in vain awaited: {what}");
@@ -166,18 +181,18 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// A file's text, once a whole line is in it.
-pub fn read(path: &Path) -> Option<String> {
+pub(crate) fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().filter(|text| text.ends_with('\n'))
 }
 
-pub struct Process {
-    pub pid: i32,
-    pub parent: i32,
-    pub name: String,
-    pub state: char,
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    pub(crate) parent: i32,
+    pub(crate) name: String,
+    pub(crate) state: char,
 }
 
-pub fn processes() -> Vec<Process> {
+pub(crate) fn processes() -> Vec<Process> {
     let entries = fs::read_dir("/proc").unwrap();
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     pids.filter_map(process).collect()
@@ -196,22 +211,22 @@ fn process(pid: i32) -> Option<Process> {
 }
 
 /// Whether this process exists and is not merely unburied.
-pub fn is_alive(pid: Pid) -> bool {
+pub(crate) fn is_alive(pid: Pid) -> bool {
     process(pid.as_raw_pid()).is_some_and(|process| !matches!(process.state, 'Z' | 'X'))
 }
 
-pub fn is_stopped(pid: Pid) -> bool {
+pub(crate) fn is_stopped(pid: Pid) -> bool {
     process(pid.as_raw_pid()).is_some_and(|process| process.state == 'T')
 }
 
-pub fn code(output: &Output) -> i32 {
+pub(crate) fn code(output: &Output) -> i32 {
     output.status.code().unwrap_or_else(|| panic!("ended by a signal: {output:?}"))
 }
 
-pub fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-pub fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

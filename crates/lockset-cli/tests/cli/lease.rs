@@ -40,7 +40,7 @@ fn a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_end
     drop(blocked);
     let output = running.wait();
     assert_eq!(code(&output), 76, "{output:?}");
-    assert!(stderr(&output).starts_with("lockset: the l"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("lockset: the lease of `x`"), "{}", stderr(&output));
 }
 
 #[test]

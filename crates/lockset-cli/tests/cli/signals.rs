@@ -7,7 +7,7 @@ use crate::common::{Home, Running, code, is_alive, is_stopped, until};
 #[test]
 fn every_signal_of_the_list_reaches_the_command() {
     let home = Home::new();
-    let names = ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "WINCH", "TSTP", "CONT"];
+    let names = ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"];
     let traps: String =
         names.iter().map(|name| format!("trap 'echo {name} >>log' {name}; ")).collect();
     let script = format!("{traps} echo ready >>log; while :; do sleep 0.01; done");
@@ -21,13 +21,26 @@ fn every_signal_of_the_list_reaches_the_command() {
         Signal::USR1,
         Signal::USR2,
         Signal::WINCH,
-        Signal::TSTP,
         Signal::CONT,
     ];
     for (name, signal) in names.iter().zip(signals) {
         running.signal(signal);
         until(&format!("{name} arrived"), || home.text("log").lines().any(|line| line == *name));
     }
+}
+
+#[test]
+fn tstp_stops_the_command_and_cont_continues_it() {
+    let home = Home::new();
+    let script = "echo $$ >pid; exec sleep 1000";
+    let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", script]));
+    let command = home.pid("pid");
+    running.signal(Signal::TSTP);
+    until("it is stopped", || is_stopped(command));
+    running.signal(Signal::CONT);
+    until("it goes on", || !is_stopped(command));
+    running.signal(Signal::TERM);
+    assert_eq!(code(&running.wait()), 128 + 15);
 }
 
 #[test]
@@ -105,10 +118,7 @@ fn the_guardian_survives_all_but_sigkill() {
 fn a_command_stopped_where_there_is_no_terminal_stays_stopped_until_it_is_continued() {
     let home = Home::new();
     let script = "echo $$ >pid; kill -STOP $$; exit 8";
-    let mut command = std::process::Command::new("setsid");
-    command.args(["--wait", crate::common::BINARY, "run", "x", "--", "sh", "-c", script]);
-    home.settle(&mut command);
-    let running = Running::spawn(command.stdin(std::process::Stdio::null()));
+    let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", script]));
     let pid = home.pid("pid");
     until("it is stopped", || is_stopped(pid));
     rustix::process::kill_process(pid, Signal::CONT).unwrap();
