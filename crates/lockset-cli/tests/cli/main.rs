@@ -3,6 +3,8 @@
 //! Nothing here sleeps for a fixed time where an event can be awaited, and nothing is repeated
 //! until it works: `until` waits for a state of the world and fails loudly if it never comes.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod common;
 
 mod death;
