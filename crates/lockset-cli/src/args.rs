@@ -59,10 +59,20 @@ pub(crate) enum Verb {
     Run(RunArgs),
     Elect(ElectArgs),
     Acquire(AcquireArgs),
+    /// Renew the lease of a lock by its ticket
+    #[command(after_help = "Example:\n  lockset renew --ticket deploy.ticket")]
     Renew(TicketArgs),
+    /// Release a lock by its ticket, and remove the ticket
+    #[command(after_help = "Example:\n  lockset release --ticket deploy.ticket")]
     Release(TicketArgs),
+    /// List the locks that are held or waited for
+    #[command(after_help = "Examples:\n  lockset ls\n  \
+        lockset ls jobs/ --json | jq -r '.[].name'")]
     Ls(ListArgs),
+    #[command(after_help = "Example:\n  lockset show nightly")]
     Show(ShowArgs),
+    /// Print a line for every change, until interrupted
+    #[command(after_help = "Examples:\n  lockset watch\n  lockset watch jobs/ --json")]
     Watch(ListArgs),
     Break(BreakArgs),
     /// Print a completion script for a shell
@@ -283,7 +293,7 @@ pub(crate) struct AcquireArgs {
     pub(crate) json: bool,
 }
 
-/// Renew or release a lock by its ticket
+/// A ticket.
 #[derive(Args, Debug)]
 pub(crate) struct TicketArgs {
     /// The ticket that `lockset acquire` wrote, or `-` for stdin
@@ -295,14 +305,14 @@ pub(crate) struct TicketArgs {
     pub(crate) json: bool,
 }
 
-/// List locks, or watch them
+/// Which locks.
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
     /// Only names that begin with this
     #[arg(default_value = "", hide_default_value = true, value_parser = prefix)]
     pub(crate) prefix: String,
 
-    /// One JSON document per lock (ls: one array)
+    /// As JSON: `ls` prints one array, `watch` one document per line
     #[arg(long)]
     pub(crate) json: bool,
 }

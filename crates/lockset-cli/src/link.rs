@@ -109,6 +109,16 @@ impl Link {
 pub(crate) struct Signals(UnixStream);
 
 impl Signals {
+    /// Listens to the signals that ask lockset to end, where there is no command to pass them to.
+    pub(crate) fn that_end() -> Result<Self, Failure> {
+        let listen = || {
+            let stream = sys::signal_stream(&sys::ENDING)?;
+            UnixStream::from_std(stream)
+        };
+        let failed = |error: io::Error| Failure::own(format!("cannot listen to signals: {error}"));
+        Ok(Self(listen().map_err(failed)?))
+    }
+
     /// The next signal. Deaths of children are dealt with on the way: as process 1 of a container
     /// lockset gets everybody's orphans. May be cancelled.
     pub(crate) async fn next(&mut self) -> i32 {

@@ -134,6 +134,8 @@ struct Session {
     signals: Signals,
     terminal: Option<Terminal>,
     announce: Option<Announce>,
+    /// The engine did not answer lately.
+    is_deaf: bool,
 }
 
 /// How one hold went.
@@ -161,6 +163,7 @@ impl Session {
                 signals,
                 terminal: Terminal::open(),
                 announce: None,
+                is_deaf: false,
             }),
             Err(signal) => Err(Failure::silent(128 + signal)),
         }
@@ -190,7 +193,11 @@ impl Session {
         self.announce(&guard, true);
         let outcome = Watch::new(self, &guard, job).run(job).await;
         self.announce(&guard, false);
-        outcome.finish(name, guard, job).await
+        let loss = outcome.loss(&locks, &guard).await;
+        let released = tokio::time::timeout(FAREWELL, guard.release()).await;
+        // An engine that did not answer now will not answer a moment later.
+        self.is_deaf = released.is_err();
+        outcome.finish(name, loss, released.unwrap_or_else(|_| Err(no_answer(&locks))), job)
     }
 
     fn announce(&self, guard: &Guard, leads: bool) {
@@ -206,7 +213,9 @@ impl Session {
 
     /// Leaves nothing behind: no claim that waits, no guardian.
     async fn close(mut self) {
-        let _ = tokio::time::timeout(FAREWELL, self.locks.close()).await;
+        if !self.is_deaf {
+            let _ = tokio::time::timeout(FAREWELL, self.locks.close()).await;
+        }
         self.link.order(&Order::Dismiss).await;
     }
 }
@@ -226,8 +235,10 @@ async fn unless_ended<T>(
                 libc::SIGTSTP => { let _ = sys::stop_own_group(); }
                 _ => {}
             },
-            // Nothing was ordered, so the only report there can be is that it is gone.
-            _ = link.report() => return Err(guardian_gone()),
+            // No command runs, so a report can only be a late one of the last.
+            report = link.report() => if report.is_none() {
+                return Err(guardian_gone());
+            },
             answer = &mut work => return Ok(Ok(answer)),
         }
     }
@@ -269,8 +280,9 @@ impl<'a> Watch<'a> {
 
     async fn run(mut self, job: &JobArgs) -> Seen {
         let start = self.start(job);
-        self.session.link.order(&Order::Start(start)).await;
+        // The lease first: whatever happens to lockset now, the command has a deadline.
         self.tell_lease().await;
+        self.session.link.order(&Order::Start(start)).await;
         while self.step().await {}
         if let Some(terminal) = &self.session.terminal {
             terminal.take_back(self.seen.group);
@@ -336,7 +348,9 @@ impl<'a> Watch<'a> {
             }
             // After an order to kill, `Gone` is still to come.
             Some(Report::Quiet) => return self.seen.lost.is_some(),
-            Some(Report::Gone) => return false,
+            // The guardian may have killed by itself and then by order: the second `Gone` of one
+            // command arrives before the next has started.
+            Some(Report::Gone) => return self.seen.group.is_none(),
             None => {
                 self.session.link.act_for_guardian();
                 self.seen.guardian_gone = true;
@@ -395,30 +409,42 @@ fn look_again_in(left: Duration, ttl: Duration) -> Duration {
 }
 
 impl Seen {
-    /// Gives the lock back, says what there is to say, and decides the exit code.
-    async fn finish(self, name: &Name, guard: Guard, job: &JobArgs) -> Result<Outcome, Failure> {
-        let lost = self.lost.or(match guard.state() {
-            State::Lost(reason) => Some(reason),
-            _ => None,
-        });
-        let released = tokio::time::timeout(FAREWELL, guard.release()).await;
-        if let (Some(errno), false) = (self.failed, self.guardian_gone) {
+    /// Why the lock was lost, if it was; asked before it is released.
+    async fn loss(&self, locks: &Lockset, guard: &Guard) -> Option<String> {
+        let reason = match (self.lost, guard.state()) {
+            (Some(reason), _) | (None, State::Lost(reason)) => reason,
+            _ if !self.ended_by_lease => return None,
+            (None, State::Uncertain) => LossReason::Expired,
+            // It is still ours, but its end was in sight.
+            _ if is_revoked(locks, guard).await => LossReason::Revoked,
+            _ => LossReason::HeldLongest,
+        };
+        Some(format!("the lock `{}` was lost: {reason}; the command was ended", guard.name()))
+    }
+
+    /// Says what there is to say, and decides the exit code.
+    fn finish(
+        self,
+        name: &Name,
+        loss: Option<String>,
+        released: lockset::Result<()>,
+        job: &JobArgs,
+    ) -> Result<Outcome, Failure> {
+        if let Some(errno) = self.failed {
             return Err(cannot_execute(job, errno));
         }
-        if lost.is_some() || self.ended_by_lease {
-            complain(loss(name, lost));
+        if let Some(loss) = loss {
+            complain(loss);
             return Ok(self.outcome(job.lost_exit_code.unwrap_or(code::LOST)));
         }
         if self.guardian_gone {
-            complain("the command and all it had started were killed, because:");
+            complain("the command and all it had started were killed");
             return Err(guardian_gone());
         }
-        match released {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => complain(format_args!("`{name}` could not be released: {error}")),
-            Err(_) => complain(format_args!(
-                "`{name}` could not be released in {FAREWELL:?}; its lease will end it"
-            )),
+        if let Err(error) = released {
+            complain(format_args!(
+                "`{name}` could not be released, its lease will end it: {error}"
+            ));
         }
         let code = self.ending.map_or(code::OWN_ERROR, Ending::exit_code);
         Ok(self.outcome(code))
@@ -432,10 +458,24 @@ impl Seen {
     }
 }
 
-fn loss(name: &Name, reason: Option<LossReason>) -> String {
-    match reason {
-        Some(reason) => format!("the lock `{name}` was lost: {reason}; the command was ended"),
-        None => format!("the lease of `{name}` was about to end, so the command was ended"),
+/// Whether an operator asked for the lock back.
+async fn is_revoked(locks: &Lockset, guard: &Guard) -> bool {
+    let look = locks.inspect(guard.name().as_str());
+    match tokio::time::timeout(Duration::from_millis(500), look).await {
+        Ok(Ok(state)) => state
+            .holders
+            .iter()
+            .any(|holder| holder.claim == Some(guard.claim_id()) && holder.revoked),
+        _ => false,
+    }
+}
+
+fn no_answer(locks: &Lockset) -> lockset::Error {
+    lockset::Error::Unreachable {
+        engine: locks.engine(),
+        what: format!("it did not answer within {FAREWELL:?}"),
+        retryable: true,
+        source: None,
     }
 }
 

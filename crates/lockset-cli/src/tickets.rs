@@ -5,31 +5,49 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use lockset::{Error, Guard, Terms, Ticket};
+use lockset::{Error, Guard, Lockset, Terms, Ticket};
 use serde_json::json;
 
 use crate::args::{AcquireArgs, TicketArgs};
 use crate::home::Home;
+use crate::link::Signals;
 use crate::output::{Failure, brief, complain, print, print_json};
 use crate::take::{Wish, take};
 
 pub(crate) async fn acquire(args: &AcquireArgs, home: &Home, verbose: bool) -> Result<(), Failure> {
     // Before the lock is taken: a ticket that cannot be written would strand it.
     let file = TicketFile::create(&args.ticket)?;
-    let outcome = acquire_into(&file, args, home, verbose).await;
+    let outcome = acquire_unless_ended(&file, args, home, verbose).await;
     if outcome.is_err() {
         file.remove();
     }
     outcome
 }
 
-async fn acquire_into(
+async fn acquire_unless_ended(
     file: &TicketFile<'_>,
     args: &AcquireArgs,
     home: &Home,
     verbose: bool,
 ) -> Result<(), Failure> {
+    let mut signals = Signals::that_end()?;
     let locks = home.builder().connect().await?;
+    let outcome = tokio::select! {
+        biased;
+        outcome = acquire_into(file, args, &locks, verbose) => outcome,
+        signal = signals.next() => Err(Failure::silent(128 + signal as u8)),
+    };
+    // After a signal this withdraws the claim; after a success nothing is left that could fail.
+    let _ = locks.close().await;
+    outcome
+}
+
+async fn acquire_into(
+    file: &TicketFile<'_>,
+    args: &AcquireArgs,
+    locks: &Lockset,
+    verbose: bool,
+) -> Result<(), Failure> {
     let terms = Terms::default().ttl(args.ttl).detachable();
     let wish = Wish {
         mode: crate::args::ModeArgs { ..args.mode },
@@ -37,7 +55,7 @@ async fn acquire_into(
         terms: terms.note(args.note.clone().unwrap_or_default()),
         patience: &args.patience,
     };
-    let guard = take(&locks, &args.name, &wish, verbose).await?;
+    let guard = take(locks, &args.name, &wish, verbose).await?;
     let facts = json!({
         "name": guard.name(),
         "token": guard.token(),
@@ -52,7 +70,6 @@ async fn acquire_into(
         }
         return Err(error);
     }
-    locks.close().await?;
     match (file.is_stdout(), args.json) {
         (true, _) => Ok(()),
         (false, true) => print_json(&facts),
@@ -102,7 +119,7 @@ pub(crate) async fn release(args: &TicketArgs, home: &Home) -> Result<(), Failur
     print(format_args!("{name} is released\n"))
 }
 
-async fn attach(args: &TicketArgs, home: &Home) -> Result<(lockset::Lockset, Guard), Failure> {
+async fn attach(args: &TicketArgs, home: &Home) -> Result<(Lockset, Guard), Failure> {
     let text = read(&args.ticket)?;
     let ticket: Ticket = text.trim().parse()?;
     let locks = home.builder().connect().await?;

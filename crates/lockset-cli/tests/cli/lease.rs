@@ -40,7 +40,11 @@ fn a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_end
     drop(blocked);
     let output = running.wait();
     assert_eq!(code(&output), 76, "{output:?}");
-    assert!(stderr(&output).contains("lockset: the lease of `x`"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("`x` was lost: its lease could not be"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
@@ -96,6 +100,7 @@ fn a_broken_lock_ends_its_command_when_the_lease_ends() {
     assert!(is_alive(command));
     let output = running.wait();
     assert_eq!(code(&output), 76, "{output:?}");
+    assert!(stderr(&output).contains("operator asked for it back"), "{}", stderr(&output));
     assert_eq!(home.text("log"), "TERM\n");
     assert_eq!(crate::common::stdout(&next.wait()), "granted\n");
 }
@@ -126,6 +131,7 @@ fn the_longest_hold_ends_the_command() {
     let output = running.wait();
     assert_eq!(code(&output), 76, "{output:?}");
     assert!(began.elapsed() > Duration::from_secs(1));
+    assert!(stderr(&output).contains("longest time"), "{}", stderr(&output));
     assert_eq!(home.text("log"), "TERM\n");
 }
 
@@ -136,4 +142,20 @@ fn a_grace_beyond_a_third_of_the_ttl_is_refused() {
     let output = home.lockset(&args).output().unwrap();
     assert_eq!(code(&output), 125);
     assert!(stderr(&output).contains("third of the ttl"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_release_that_fails_is_told_and_the_commands_code_is_kept() {
+    let home = Home::new();
+    let script = "echo yes >ready; until [ -e go ]; do sleep 0.01; done; exit 5";
+    let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", script]));
+    until("it runs", || home.text("ready") == "yes\n");
+    let blocked = block_engine(&home);
+    std::fs::write(home.path("go"), "").unwrap();
+    let output = running.wait();
+    assert_eq!(code(&output), 5, "{output:?}");
+    assert!(stderr(&output).contains("could not be released"), "{}", stderr(&output));
+    drop(blocked);
+    // Its guardian is gone, and on this engine that is as good as a release.
+    assert_eq!(code(&home.lockset(&["run", "-w", "5s", "x", "--", "true"]).output().unwrap()), 0);
 }

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::common::{Home, code, stderr, stdout};
+use crate::common::{Home, Running, code, stderr, stdout, until};
 
 #[test]
 fn a_ticket_keeps_renews_and_releases_a_lock() {
@@ -96,4 +96,17 @@ fn tickets_that_are_none_are_refused() {
     let output = elsewhere.lockset(&["renew", "--ticket", "t"]).output().unwrap();
     assert_eq!(code(&output), 125, "a ticket of another home: {output:?}");
     assert_eq!(code(&home.lockset(&["renew", "--ticket", "none"]).output().unwrap()), 125);
+}
+
+#[test]
+fn a_signal_while_waiting_leaves_neither_ticket_nor_claim() {
+    let home = Home::new();
+    let _holder = home.hold("x");
+    let args = ["acquire", "x", "--ttl", "9s", "--ticket", "t"];
+    let waiter = Running::spawn(&mut home.lockset(&args));
+    until("it waits", || home.waiters("x") == 1);
+    waiter.signal(rustix::process::Signal::TERM);
+    assert_eq!(code(&waiter.wait()), 128 + 15);
+    assert_eq!(home.waiters("x"), 0);
+    assert!(!home.path("t").exists());
 }
