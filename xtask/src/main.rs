@@ -1,1 +1,103 @@
-fn main() {}
+//! The project's chores: `cargo xtask setup | test | bench`.
+//!
+//! `test` is the one command that checks everything on a machine that has Rust, a C compiler and
+//! nothing else. It stops at the first step that fails and ends with one line of totals.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a tool that talks to a person")]
+
+mod cargo;
+mod licences;
+mod setup;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use cargo::{Counts, cargo};
+
+type Outcome<T = ()> = Result<T, String>;
+
+const USAGE: &str = "usage: cargo xtask <setup | test | bench>
+
+  setup   install what the tests need beyond Rust and a C compiler
+  test    setup, then formatting, lints, docs, licences, all tests, all examples
+  bench   the benchmarks, as tables of ratios (build first, then keep the machine quiet)";
+
+fn main() -> ExitCode {
+    let chore = std::env::args().nth(1);
+    let outcome = match chore.as_deref() {
+        Some("setup") => setup::setup(),
+        Some("test") => test(),
+        Some("bench") => bench(),
+        _ => Err(USAGE.to_owned()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Everything CI asks for, in the order in which it fails fastest.
+fn test() -> Outcome {
+    let mut counts = Counts::default();
+    step("setup", setup::setup)?;
+    step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
+    step("lints", || {
+        cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"])
+    })?;
+    step("every feature by itself", || features_by_themselves(&mut counts))?;
+    step("docs", || {
+        cargo::with_env(
+            &["doc", "--workspace", "--no-deps", "--all-features"],
+            &[("RUSTDOCFLAGS", "-D warnings")],
+        )
+    })?;
+    step("licences", licences::check)?;
+    let tests = step("tests", || cargo::count_tests(&["test", "--workspace"], &mut counts));
+    let examples = step("examples", || examples(&mut counts));
+    println!("\nlockset: {} passed, {} failed", counts.passed, counts.failed);
+    tests.and(examples)
+}
+
+/// A feature adds, it never changes: each must build without the others, and what is left out says
+/// how to get it.
+fn features_by_themselves(counts: &mut Counts) -> Outcome {
+    for features in ["local", "blocking"] {
+        cargo(&["check", "-q", "-p", "lockset", "--no-default-features", "--features", features])?;
+    }
+    cargo::count_tests(&["test", "-p", "lockset", "--no-default-features", "--lib"], counts)
+}
+
+/// Examples run as they are printed; each ends by itself and fails by its exit code.
+fn examples(counts: &mut Counts) -> Outcome {
+    let mut names: Vec<String> = std::fs::read_dir("crates/lockset/examples")
+        .map_err(|error| format!("crates/lockset/examples: {error}"))?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_suffix(".rs").map(String::from))
+        .collect();
+    names.sort();
+    for name in names {
+        match cargo(&["run", "-q", "-p", "lockset", "--example", &name]) {
+            Ok(()) => counts.passed += 1,
+            Err(why) => {
+                counts.failed += 1;
+                return Err(why);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn bench() -> Outcome {
+    cargo(&["build", "--release", "-p", "lockset-cli"])?;
+    cargo(&["bench", "--workspace", "--benches"])
+}
+
+fn step<T>(title: &str, work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    println!("\n== {title}");
+    let start = Instant::now();
+    let outcome = work();
+    let verdict = if outcome.is_ok() { "done" } else { "FAILED" };
+    println!("== {title}: {verdict} in {:.0?}", start.elapsed());
+    outcome
+}

@@ -8,10 +8,11 @@ use std::time::Duration;
 use tracing::Instrument;
 
 use crate::client::Client;
+use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Wait};
 use crate::error::{Error, Result};
 use crate::gate::{Entered, InLine, Pass, Turn};
-use crate::guard::{Guard, Hold};
+use crate::guard::{Ended, Guard, Hold};
 use crate::name::Name;
 use crate::terms::Checked;
 
@@ -48,12 +49,16 @@ pub(crate) async fn acquire(want: &Want, wait: Wait) -> Result<Option<Guard>> {
         note = %claim.note.text,
     );
     let waiting = client.eyes.waiting(&client.clock, &want.name);
-    let granted = admitted(want, claim, wait).instrument(span).await;
-    waiting.ended(match &granted {
-        Ok(Some(_)) => "granted",
-        Ok(None) => "not_granted",
-        Err(_) => "error",
-    });
+    let mut granted = admitted(want, claim, wait).instrument(span).await;
+    // Whatever came of it while the client was closed, nobody is to have it.
+    if let Err(closed) = client.check_usable() {
+        granted = Err(closed);
+    }
+    match &granted {
+        Ok(Some(guard)) => waiting.ended("granted", guard.since()),
+        Ok(None) => waiting.ended("not_granted", client.clock.now()),
+        Err(_) => waiting.ended("error", client.clock.now()),
+    }
     granted
 }
 
@@ -83,7 +88,7 @@ pub(crate) async fn acquire_patiently(want: &Want) -> Result<Guard> {
 ///
 /// If this future is dropped on the way, the rest happens in the background.
 pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
-    let Some((claim, grant, pass)) = hold.end()? else { return Ok(()) };
+    let Some(Ended { claim, grant, pass }) = hold.end()? else { return Ok(()) };
     let next = pass.as_ref().and_then(Pass::next);
     let leaving = Leaving { client: hold.client.clone(), claim, next, pass, answered: false };
     let next = leaving.next.as_ref().map(|next| &*next.claim);
@@ -171,17 +176,22 @@ async fn admitted(want: &Want, claim: Arc<Claim>, wait: Wait) -> Result<Option<G
         }
     }
     (orphan.claim, orphan.offered) = (Some(claim.clone()), None);
-    let granted = client.engine.acquire(&claim, wait).await?;
+    let granted = tokio::select! {
+        biased;
+        granted = client.engine.acquire(&claim, wait) => granted?,
+        () = client.closing(&claim) => return Err(Error::Closed),
+    };
+    let now = client.clock.now();
     if let Some(grant) = &granted {
-        check_still_valid(client, grant)?;
+        check_still_valid(client, grant, now)?;
     }
     orphan.defuse();
-    Ok(granted.map(|grant| Guard::new(client.clone(), claim, grant, &want.terms, pass)))
+    Ok(granted.map(|grant| Guard::new(client.clone(), claim, grant, &want.terms, pass, now)))
 }
 
 /// A grant read too late (this process slept, or the answer was slow) is not believed.
-fn check_still_valid(client: &Client, grant: &Grant) -> Result<()> {
-    if grant.valid_until > client.clock.now() {
+fn check_still_valid(client: &Client, grant: &Grant, now: Moment) -> Result<()> {
+    if grant.valid_until > now {
         return Ok(());
     }
     Err(Error::Unreachable {
@@ -238,8 +248,9 @@ impl Leaving {
         let turn = match grant {
             None => Turn::Ask(pass),
             Some(grant) => {
-                let client = self.client.clone();
-                Turn::Granted(Guard::new(client, claim.clone(), grant, &next.terms, Some(pass)))
+                let (client, now) = (self.client.clone(), self.client.clock.now());
+                let terms = &next.terms;
+                Turn::Granted(Guard::new(client, claim.clone(), grant, terms, Some(pass), now))
             }
         };
         if let Err(Turn::Ask(_)) = next.tell(turn) {

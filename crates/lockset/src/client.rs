@@ -1,17 +1,20 @@
 //! What all locks of one connection share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use tokio::sync::Notify;
 
 use crate::acquire::withdraw_until_done;
 use crate::clock::Clock;
-use crate::engine::{Capabilities, Claim, Engine, Grant, LockState, Scope, drift};
+use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, LockState, Scope, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::eyes::Eyes;
+use crate::fork;
 use crate::gate::Gate;
+use crate::hash::FastMap;
 use crate::keeper::Keeper;
 use crate::name::Name;
 use crate::token::Token;
@@ -27,8 +30,11 @@ pub(crate) struct Client {
     pub(crate) gate: Arc<Gate>,
     pub(crate) eyes: Eyes,
     pub(crate) settings: Settings,
-    process: u32,
+    forks: u32,
     closed: AtomicBool,
+    closing: Notify,
+    /// The claims whose acquisition waits at the engine.
+    waiting: Mutex<FastMap<ClaimId, Arc<Claim>>>,
 }
 
 /// What a URL and a builder can set for all locks of a client.
@@ -50,14 +56,17 @@ impl Default for Settings {
 
 impl Client {
     pub(crate) fn new(engine: Arc<dyn Engine>, keeper: Keeper, settings: Settings) -> Arc<Self> {
+        fork::notice();
         let capabilities = engine.capabilities();
         Arc::new(Self {
             identity: engine.identity(),
             clock: keeper.clock().clone(),
             gate: Arc::default(),
             eyes: Eyes::new(capabilities.engine, settings.label_names),
-            process: std::process::id(),
+            forks: fork::generation(),
             closed: AtomicBool::new(false),
+            closing: Notify::new(),
+            waiting: Mutex::default(),
             engine,
             capabilities,
             keeper,
@@ -68,7 +77,7 @@ impl Client {
     /// Whether this process is a fork of the one that made this client. Whatever belongs to the
     /// parent must then be left alone.
     pub(crate) fn is_forked(&self) -> bool {
-        std::process::id() != self.process
+        fork::generation() != self.forks
     }
 
     pub(crate) fn check_usable(&self) -> Result<()> {
@@ -120,19 +129,52 @@ impl Client {
         }
     }
 
-    /// Releases everything this client holds, finishes what runs in the background, and ends the
-    /// keeper. Errors of single releases are answered as one, after all were tried.
-    pub(crate) async fn close(&self) -> Result<()> {
+    /// Pending until this client closes. Meanwhile `claim` is known to wait, and is withdrawn by
+    /// the closing itself: the task that waits may not run again before the engine is closed.
+    pub(crate) async fn closing(&self, claim: &Arc<Claim>) {
+        let closing = self.closing.notified();
+        let _waiting = Waiting { client: self, id: claim.id };
+        self.waiting().insert(claim.id, claim.clone());
+        if !self.closed.load(Ordering::Acquire) {
+            closing.await;
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Releases everything this client holds, withdraws what it waits for, finishes what runs in
+    /// the background, and ends the keeper. Errors of single releases are answered as one, after
+    /// all were tried.
+    pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         if self.is_forked() || self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.gate.close();
+        let waiting: Vec<_> = self.waiting().values().cloned().collect();
+        waiting.into_iter().for_each(|claim| self.withdraw_in_background(claim));
+        self.closing.notify_waiters();
         let releases = self.keeper.holds().into_iter().map(crate::acquire::release);
         let outcomes = futures_util::future::join_all(releases).await;
         self.keeper.finish().await;
         self.engine.close().await;
-        let failed = outcomes.into_iter().find(|outcome| {
-            matches!(outcome, Err(error) if !matches!(error, Error::Lost { .. } | Error::NotHeld { .. }))
-        });
-        failed.unwrap_or(Ok(()))
+        // A lock that was lost before needs no release.
+        let failed = |outcome: &Result<()>| {
+            !matches!(outcome, Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }))
+        };
+        outcomes.into_iter().find(failed).unwrap_or(Ok(()))
+    }
+}
+
+/// A claim that waits at the engine, until it is dropped.
+struct Waiting<'a> {
+    client: &'a Client,
+    id: ClaimId,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.client.waiting().remove(&self.id);
     }
 }

@@ -67,10 +67,17 @@ impl Builder {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn connect(self) -> Result<Lockset> {
+        self.connect_on(Self::keeper()?).await
+    }
+
+    pub(crate) fn keeper() -> Result<Keeper> {
+        Keeper::new(Clock::boot())
+    }
+
+    pub(crate) async fn connect_on(self, keeper: Keeper) -> Result<Lockset> {
         let url = EngineUrl::parse(&self.url)?;
         let mut settings = self.settings.clone();
         settings.token_base = url.token_base()?;
-        let keeper = Keeper::new(Clock::boot())?;
         // On the keeper's runtime, so that the engine's tasks live and die with the keeper.
         let engine = keeper.runtime().spawn(async move { open(&url, self.holder_process) }).await;
         let engine = engine.map_err(|error| Error::Unreachable {
@@ -217,6 +224,12 @@ mod tests {
         assert!(!text.contains("hunter2"), "{text}");
         let builder = format!("{:?}", Lockset::builder("x://user:hunter2@host/"));
         assert!(!builder.contains("hunter2"), "{builder}");
+    }
+
+    #[cfg(not(feature = "local"))]
+    #[tokio::test]
+    async fn an_engine_that_is_not_compiled_in_names_its_feature() {
+        assert!(refusal("local:").await.contains("cargo feature `local`"));
     }
 
     #[tokio::test]

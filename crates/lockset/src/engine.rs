@@ -72,7 +72,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant>;
 
     /// Gives the lock back and admits whoever is next. `next`, a claim of the same name and client,
-    /// is granted at once if nobody else waits (its grant is the answer), and queued otherwise.
+    /// is granted at once if nobody else waits (its grant is the answer), and queued otherwise. The
+    /// release stands whatever becomes of `next`, which finds out by its own request.
     ///
     /// # Errors
     /// [`Error::NotHeld`] if the claim does not hold the lock; `next` is then untouched.

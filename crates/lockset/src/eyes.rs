@@ -54,7 +54,8 @@ impl Eyes {
     /// Somebody begins to wait.
     pub(crate) fn waiting<'a>(&'a self, clock: &'a Clock, name: &'a Name) -> Waiting<'a> {
         self.with(name, |meters| meters.waiters.increment(1));
-        Waiting { eyes: self, clock, name, since: clock.now(), outcome: "cancelled" }
+        let since = clock.now();
+        Waiting { eyes: self, clock, name, since, ended: None, outcome: "cancelled" }
     }
 
     /// A lock is held from now on.
@@ -116,18 +117,19 @@ pub(crate) struct Waiting<'a> {
     clock: &'a Clock,
     name: &'a Name,
     since: Moment,
+    ended: Option<Moment>,
     outcome: &'static str,
 }
 
 impl Waiting<'_> {
-    pub(crate) fn ended(mut self, outcome: &'static str) {
-        self.outcome = outcome;
+    pub(crate) fn ended(mut self, outcome: &'static str, at: Moment) {
+        (self.outcome, self.ended) = (outcome, Some(at));
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let waited = self.clock.now().since(self.since);
+        let waited = self.ended.unwrap_or_else(|| self.clock.now()).since(self.since);
         self.eyes.with(self.name, |meters| {
             meters.waiters.decrement(1);
             let histogram = match self.outcome {

@@ -3,8 +3,8 @@
 //! Exclusive claims of one process on one name stand in line here, first come first served, so
 //! they cost the engine one waiter together, and a release can take the next of them along.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use crate::clock::{Clock, Moment};
 use crate::engine::Claim;
 use crate::guard::Guard;
+use crate::hash::FastMap;
 use crate::name::Name;
 use crate::terms::Checked;
 
@@ -20,7 +21,8 @@ use crate::terms::Checked;
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     /// A name is present while somebody has its pass; the queue holds those behind.
-    lines: Mutex<HashMap<Name, VecDeque<InLine>>>,
+    lines: Mutex<FastMap<Name, VecDeque<InLine>>>,
+    closed: AtomicBool,
 }
 
 /// Somebody in line.
@@ -87,7 +89,11 @@ impl Gate {
         terms: &Checked,
         queue: bool,
     ) -> Option<Entered> {
-        match self.lines().entry(claim.name.clone()) {
+        let mut lines = self.lines();
+        if self.closed.load(Ordering::Acquire) {
+            return None;
+        }
+        match lines.entry(claim.name.clone()) {
             Entry::Vacant(line) => {
                 line.insert(VecDeque::new());
                 Some(Entered::Pass(self.pass(claim.name.clone())))
@@ -102,6 +108,16 @@ impl Gate {
                 Some(Entered::InLine(place))
             }
         }
+    }
+
+    /// Sends everybody in line away, and lets nobody in any more.
+    pub(crate) fn close(&self) {
+        let mut lines = self.lines();
+        self.closed.store(true, Ordering::Release);
+        let sent_away: Vec<VecDeque<InLine>> = lines.values_mut().map(std::mem::take).collect();
+        // What they are told may call back here.
+        drop(lines);
+        drop(sent_away);
     }
 
     fn pass(self: &Arc<Self>, name: Name) -> Pass {
@@ -129,7 +145,7 @@ impl Gate {
         }
     }
 
-    fn lines(&self) -> MutexGuard<'_, HashMap<Name, VecDeque<InLine>>> {
+    fn lines(&self) -> MutexGuard<'_, FastMap<Name, VecDeque<InLine>>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -154,10 +170,9 @@ impl Pass {
 
     /// Puts somebody back whom a release did not take along after all.
     pub(crate) fn put_back(&self, next: InLine) {
-        if let Some(gate) = &self.gate {
-            if let Some(line) = gate.lines().get_mut(&self.name) {
-                line.push_front(next);
-            }
+        let Some(gate) = &self.gate else { return };
+        if let Some(line) = gate.lines().get_mut(&self.name) {
+            line.push_front(next);
         }
     }
 

@@ -77,8 +77,8 @@ impl Guard {
         grant: Grant,
         terms: &Checked,
         pass: Option<Pass>,
+        now: Moment,
     ) -> Self {
-        let now = client.clock.now();
         let ceiling = terms.max_hold.map_or(Moment::NEVER, |longest| now + longest);
         tracing::debug!(name = %claim.name, token = %client.shown(grant.token), "granted");
         client.eyes.held(&claim.name);
@@ -94,6 +94,10 @@ impl Guard {
         let first_look = hold.inner().first_look(now);
         hold.client.keeper.add(hold.clone(), first_look);
         Self { hold, spent: false }
+    }
+
+    pub(crate) fn since(&self) -> Moment {
+        self.hold.since
     }
 
     /// The fencing token of this hold: greater than that of every earlier grant of this name.
@@ -267,7 +271,8 @@ impl Guard {
     /// # Errors
     /// [`Error::Invalid`] if the lock was not taken on
     /// [detachable](crate::Terms::detachable) terms or has other guards; [`Error::Lost`] and
-    /// [`Error::Unreachable`] as for [`confirm`](Guard::confirm). In each case the lock is released.
+    /// [`Error::Unreachable`] as for [`confirm`](Guard::confirm). In each case the lock is
+    /// released.
     ///
     /// # Cancel safety
     /// If cancelled, the lock is released.
@@ -283,7 +288,7 @@ impl Guard {
         self.confirm().await?;
         self.spent = true;
         match self.hold.end()? {
-            Some((claim, grant, _pass)) => Ok(Ticket::new(&self.hold.client, &claim, &grant)),
+            Some(ended) => Ok(Ticket::new(&self.hold.client, &ended.claim, &ended.grant)),
             None => Err(Error::NotHeld { name }),
         }
     }
@@ -353,6 +358,13 @@ enum Phase {
     Over(LossReason),
 }
 
+/// What is needed to give back a lock that is no longer held.
+pub(crate) struct Ended {
+    pub(crate) claim: Arc<Claim>,
+    pub(crate) grant: Grant,
+    pub(crate) pass: Option<Pass>,
+}
+
 /// What the keeper has to do about a hold now.
 pub(crate) enum Step {
     Over,
@@ -395,6 +407,10 @@ impl Hold {
 
     /// The state at this moment. A deadline that has passed makes the loss final.
     fn judge(&self) -> State {
+        self.judge_at(self.client.clock.now())
+    }
+
+    fn judge_at(&self, now: Moment) -> State {
         if self.client.is_forked() {
             return State::Lost(LossReason::Forked);
         }
@@ -402,12 +418,12 @@ impl Hold {
             let inner = self.inner();
             match inner.phase {
                 Phase::Over(reason) => return State::Lost(reason),
-                _ if self.client.clock.now() >= inner.valid_until() => inner.reason_at_deadline(),
+                _ if now >= inner.valid_until() => inner.reason_at_deadline(),
                 Phase::Held => return State::Held,
                 Phase::Doubt | Phase::Ending(_) => return State::Uncertain,
             }
         };
-        self.lose(reason);
+        self.lose(reason, now);
         State::Lost(reason)
     }
 
@@ -454,7 +470,7 @@ impl Hold {
     /// The engine refused to renew, or told of a loss.
     pub(crate) fn refused(&self, reason: LossReason) {
         if reason != LossReason::Revoked {
-            return self.lose(reason);
+            return self.lose(reason, self.client.clock.now());
         }
         let mut inner = self.inner();
         if !matches!(inner.phase, Phase::Over(_)) {
@@ -464,12 +480,11 @@ impl Hold {
     }
 
     /// Ends the hold against the holder's will. What may be left at the engine is withdrawn.
-    fn lose(&self, reason: LossReason) {
-        let Some((claim, grant, pass)) = self.finish(reason) else { return };
-        let token = self.client.shown(grant.token);
-        tracing::warn!(name = %claim.name, %token, %reason, "the lock was lost");
-        self.client.withdraw_in_background(claim);
-        drop(pass);
+    fn lose(&self, reason: LossReason, now: Moment) {
+        let Some(ended) = self.finish(reason, now) else { return };
+        let token = self.client.shown(ended.grant.token);
+        tracing::warn!(name = %self.name, %token, %reason, "the lock was lost");
+        self.client.withdraw_in_background(ended.claim);
     }
 
     /// Ends the hold by the holder's will: answers what is needed to release it, `None` if it was
@@ -477,25 +492,30 @@ impl Hold {
     ///
     /// # Errors
     /// [`Error::Lost`] if it is lost.
-    pub(crate) fn end(&self) -> Result<Option<(Arc<Claim>, Grant, Option<Pass>)>> {
-        match self.judge() {
+    pub(crate) fn end(&self) -> Result<Option<Ended>> {
+        let now = self.client.clock.now();
+        match self.judge_at(now) {
             State::Lost(LossReason::Released) => Ok(None),
             State::Lost(reason) => Err(Error::lost(&self.name, reason)),
-            _ => Ok(self.finish(LossReason::Released)),
+            _ => Ok(self.finish(LossReason::Released, now)),
         }
     }
 
-    fn finish(&self, reason: LossReason) -> Option<(Arc<Claim>, Grant, Option<Pass>)> {
+    fn finish(&self, reason: LossReason, now: Moment) -> Option<Ended> {
         let ended = {
             let mut inner = self.inner();
             if let Phase::Over(_) = inner.phase {
                 return None;
             }
             inner.phase = Phase::Over(reason);
-            (inner.claim.clone(), inner.grant.clone(), inner.pass.take())
+            Ended {
+                claim: inner.claim.clone(),
+                grant: inner.grant.clone(),
+                pass: inner.pass.take(),
+            }
         };
         self.client.keeper.remove(self.id);
-        let held = self.client.clock.now().since(self.since);
+        let held = now.since(self.since);
         let lost = (reason != LossReason::Released).then_some(reason);
         self.client.eyes.ended(&self.name, held, lost);
         self.ended.notify_waiters();

@@ -5,7 +5,7 @@
 //! cost a lock, and dropping a guard must work where there is no runtime. Only on tokio's virtual
 //! clock it is a task of the runtime that it was made in.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +22,7 @@ use crate::engine::{Claim, ClaimId, Engine, Grant, Signal};
 use crate::error::{Error, Result};
 use crate::eyes::Renewal;
 use crate::guard::{Hold, Step};
+use crate::hash::FastMap;
 
 /// A client that is dropped without `close` gives its background work this long to finish.
 const LAST_ORDERS: Duration = Duration::from_secs(2);
@@ -47,7 +48,7 @@ struct Desk {
 
 #[derive(Default)]
 struct Book {
-    holds: HashMap<ClaimId, (Moment, Arc<Hold>)>,
+    holds: FastMap<ClaimId, (Moment, Arc<Hold>)>,
     due: BTreeSet<(Moment, ClaimId)>,
     jobs: Vec<BoxFuture<'static, ()>>,
     /// Jobs that were taken and are not finished.
@@ -155,11 +156,10 @@ impl Book {
     fn schedule(&mut self, at: Moment, hold: Arc<Hold>) {
         let id = hold.id;
         self.due.insert((at, id));
-        if let Some((before, _)) = self.holds.insert(id, (at, hold)) {
-            if before != at {
-                self.due.remove(&(before, id));
-            }
-        }
+        match self.holds.insert(id, (at, hold)) {
+            Some((before, _)) if before != at => self.due.remove(&(before, id)),
+            _ => false,
+        };
     }
 
     fn unschedule(&mut self, id: ClaimId) -> Option<Arc<Hold>> {
@@ -168,22 +168,25 @@ impl Book {
         Some(hold)
     }
 
-    /// Takes out the holds to look after now: those that are due, and those that will be soon
-    /// enough to go along in the same round trip.
-    fn take_due(&mut self, now: Moment) -> Vec<Arc<Hold>> {
+    /// Looks again at `at`, unless the hold has ended meanwhile.
+    fn reschedule(&mut self, at: Moment, hold: &Arc<Hold>) {
+        if self.holds.contains_key(&hold.id) {
+            self.schedule(at, hold.clone());
+        }
+    }
+
+    /// The holds to look after now: those that are due, and those that will be soon enough to go
+    /// along in the same round trip. They stay in the book, so that closing finds them.
+    fn due(&self, now: Moment) -> Vec<Arc<Hold>> {
         let Some((first, _)) = self.due.first().filter(|(at, _)| *at <= now) else {
             return Vec::new();
         };
         let horizon = (*first).max(now) + Duration::from_secs(5);
         let soon = self.due.range(..(horizon, ClaimId::from_bits(0)));
-        let taken: Vec<ClaimId> = soon
-            .filter(|(at, id)| {
-                let slack = self.holds.get(id).map_or(Duration::ZERO, |(_, hold)| hold.slack());
-                *at <= now + slack
-            })
-            .map(|(_, id)| *id)
-            .collect();
-        taken.into_iter().filter_map(|id| self.unschedule(id)).collect()
+        soon.filter_map(|(at, id)| self.holds.get(id).map(|(_, hold)| (at, hold)))
+            .filter(|(at, hold)| **at <= now + hold.slack())
+            .map(|(_, hold)| hold.clone())
+            .collect()
     }
 
     fn is_idle(&self) -> bool {
@@ -221,7 +224,7 @@ async fn keep(desk: Arc<Desk>, engine: Arc<dyn Engine>) {
         let now = desk.clock.now();
         let (due, looks_at) = {
             let mut book = desk.book();
-            let due = book.take_due(now);
+            let due = book.due(now);
             let jobs = std::mem::take(&mut book.jobs);
             book.running += jobs.len();
             running.extend(jobs);
@@ -256,14 +259,18 @@ async fn keep(desk: Arc<Desk>, engine: Arc<dyn Engine>) {
 /// of the same ttl.
 fn look_after(desk: &Arc<Desk>, engine: &Arc<dyn Engine>, due: Vec<Arc<Hold>>) {
     let mut renewals: BTreeMap<Duration, Vec<Renewing>> = BTreeMap::new();
+    // Judged before the book is opened: a hold that is found to be over takes itself out of it.
+    // And `due` outlives the open book: the last hold of a client takes the keeper down with it.
+    let steps: Vec<Step> = due.iter().map(|hold| hold.step()).collect();
     let mut book = desk.book();
-    for hold in due {
-        match hold.step() {
-            Step::Over => {}
-            Step::Look(at) => book.schedule(at, hold),
+    for (step, hold) in steps.into_iter().zip(&due) {
+        match step {
+            Step::Over => drop(book.unschedule(hold.id)),
+            Step::Look(at) => book.reschedule(at, hold),
             Step::Renew { claim, grant, valid_until } => {
                 // While the renewal is under way the deadline is still watched.
-                book.schedule(valid_until, hold.clone());
+                book.reschedule(valid_until, hold);
+                let hold = hold.clone();
                 renewals.entry(claim.ttl).or_default().push(Renewing { hold, claim, grant });
             }
         }
@@ -289,6 +296,7 @@ async fn renew(desk: &Desk, engine: &dyn Engine, ttl: Duration, batch: Vec<Renew
     for Renewing { hold, claim, .. } in batch {
         let next_look = match answers.next() {
             Some(Ok(grant)) => {
+                tracing::trace!(name = %claim.name, token = %grant.token, "renewed");
                 hold.client.eyes.renewal(Renewal::Renewed);
                 hold.renewed(grant);
                 sent + ttl / 3

@@ -220,7 +220,8 @@ impl Lockset {
     }
 
     /// Releases everything this client holds, finishes what runs in the background, and ends the
-    /// connection for all clones. Guards that still live are then [`State::Lost`].
+    /// connection for all clones. Guards that still live are then [`State::Lost`], and whoever
+    /// still waits gets [`Error::Closed`].
     ///
     /// Without it, what is still held when the process ends is freed by the end of its lease, or
     /// at once where the engine can see the process die.
@@ -255,11 +256,6 @@ impl Lockset {
             None => prefix,
             Some(outer) => prefix.below(outer),
         })
-    }
-
-    #[cfg(feature = "blocking")]
-    pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
-        self.client.keeper.runtime()
     }
 }
 

@@ -1,12 +1,15 @@
 //! Lock names, prefixes of names, and notes: text that travels to an engine, checked once.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::hash::hash_of;
 
 /// The name of a lock: UTF-8 of 1 to 255 bytes, segments separated by `/`.
 ///
@@ -20,9 +23,12 @@ use crate::error::{Error, Result};
 /// assert!("orders/../42".parse::<Name>().is_err());
 /// # Ok::<(), lockset::Error>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Name(Arc<str>);
+pub struct Name {
+    text: Arc<str>,
+    hash: u64,
+}
 
 impl Name {
     /// The longest name, in bytes.
@@ -30,7 +36,7 @@ impl Name {
 
     /// The name as text.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 
     /// This name below the namespace `outer`: `outer/self`.
@@ -44,7 +50,7 @@ impl FromStr for Name {
 
     fn from_str(text: &str) -> Result<Self> {
         match name_fault(text) {
-            None => Ok(Self(text.into())),
+            None => Ok(Self { text: text.into(), hash: hash_of(text) }),
             Some(why) => Err(Error::invalid("lock name", text, why)),
         }
     }
@@ -95,19 +101,45 @@ impl TryFrom<&str> for Name {
 
 impl From<Name> for String {
     fn from(name: Name) -> String {
-        name.0.as_ref().to_owned()
+        name.as_str().to_owned()
     }
 }
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
+        f.pad(&self.text)
     }
 }
 
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+        fmt::Debug::fmt(&self.text, f)
+    }
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.text, &other.text) || self.text == other.text
+    }
+}
+
+impl Eq for Name {}
+
+impl PartialOrd for Name {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Name {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
     }
 }
 
@@ -171,7 +203,7 @@ impl Note {
     pub fn new(text: &str) -> Result<Self> {
         if text.len() > Self::MAX_LEN {
             let why = format!("it has {} bytes, at most {} fit", text.len(), Self::MAX_LEN);
-            return Err(Error::invalid("note", &text[..text.floor_char_boundary(40)], why));
+            return Err(Error::invalid("note", text, why));
         }
         if text.chars().any(char::is_control) {
             return Err(Error::invalid("note", text, "it contains a control character"));

@@ -70,7 +70,8 @@ impl Ticket {
             note: self.claim.note.clone(),
             detachable: true,
         };
-        Ok(Guard::new(client.clone(), Arc::new(self.claim.clone()), grant, &terms, None))
+        let claim = Arc::new(self.claim.clone());
+        Ok(Guard::new(client.clone(), claim, grant, &terms, None, sent))
     }
 
     fn check_home(&self, client: &Client) -> Result<()> {
@@ -120,5 +121,57 @@ impl fmt::Debug for Ticket {
             .field("engine", &self.engine)
             .field("name", self.name())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Lockset, Terms};
+
+    async fn ticket(locks: &Lockset) -> Ticket {
+        let terms = Terms::default().ttl(Duration::from_secs(5)).detachable();
+        let mutex = locks.mutex("m").unwrap().with(terms).unwrap();
+        mutex.lock().await.unwrap().detach().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_ticket_survives_being_written_down() {
+        let locks = Lockset::connect("memory:").await.unwrap();
+        let written = ticket(&locks).await.to_string();
+        let read: Ticket = written.parse().unwrap();
+        assert_eq!((read.engine(), read.name().as_str()), ("memory", "m"));
+        locks.attach(&read).await.unwrap().release().await.unwrap();
+        assert!(matches!(locks.attach(&read).await, Err(Error::Lost { .. })), "it was released");
+    }
+
+    #[tokio::test]
+    async fn malformed_old_and_foreign_tickets_are_refused_without_showing_them() {
+        let locks = Lockset::connect("memory:").await.unwrap();
+        let good = ticket(&locks).await.to_string();
+        let newer = good.replace("\"version\":1", "\"version\":2");
+        let damaged = good.replace("\"token\"", "\"broken\"");
+        for (text, reason) in
+            [("", "not a lockset ticket"), ("{}", "not a lockset ticket"), (&newer, "version 2")]
+                .into_iter()
+                .chain([(damaged.as_str(), "damaged")])
+        {
+            let error = text.parse::<Ticket>().unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+        let ticket: Ticket = good.parse().unwrap();
+        let elsewhere = Lockset::connect("memory:").await.unwrap();
+        let error = elsewhere.attach(&ticket).await.unwrap_err().to_string();
+        assert!(error.contains("lives at memory:"), "{error}");
+        assert!(!format!("{ticket:?}").contains(&ticket.claim.id.to_string()));
+    }
+
+    #[tokio::test]
+    async fn only_a_lock_that_was_taken_to_be_detached_is() {
+        let locks = Lockset::connect("memory:").await.unwrap();
+        let error = locks.mutex("m").unwrap().lock().await.unwrap().detach().await.unwrap_err();
+        assert!(error.to_string().contains("detachable"), "{error}");
     }
 }

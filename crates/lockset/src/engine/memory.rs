@@ -7,7 +7,7 @@
 //! Leases are real here too: a claim whose keeper does not renew it is succeeded when it lapses.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -23,6 +23,7 @@ use super::{
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, LossReason, Result};
+use crate::hash::FastMap;
 use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
 
@@ -75,6 +76,13 @@ impl Drop for Memory {
     fn drop(&mut self) {
         self.home().clients.remove(&self.client);
     }
+}
+
+/// The clock that keeps tokens growing over lost state. State is lost only with the process here,
+/// so it is enough to read it once per process.
+fn clock_floor() -> u64 {
+    static START: OnceLock<u64> = OnceLock::new();
+    *START.get_or_init(wall_micros)
 }
 
 /// A panic elsewhere never leaves the home half changed, so a poisoned mutex is still good.
@@ -144,9 +152,8 @@ impl Engine for Memory {
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
         let now = self.clock.now();
         let mut home = self.home();
-        let base = home.base;
         let lock = home.held(claim, grant, now)?;
-        if lock.fence.max(base) > to.get() {
+        if lock.fence > to.get() {
             return Err(Error::lost(&claim.name, LossReason::Forgotten));
         }
         lock.fence = to.get();
@@ -159,7 +166,6 @@ impl Engine for Memory {
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         let now = self.clock.now();
         let mut home = self.home();
-        let base = home.base;
         let lock = home.held(claim, grant, now)?;
         if let Some(held) = lock.holders.get_mut(&claim.id) {
             match to {
@@ -168,7 +174,7 @@ impl Engine for Memory {
                     lock.tally.remove(held.mode);
                     held.mode = Mode::Shared;
                     lock.tally.add(held.mode);
-                    lock.admit(base, now);
+                    lock.admit(now);
                 }
             }
         }
@@ -184,10 +190,11 @@ impl Engine for Memory {
     ) -> Result<Option<Grant>> {
         let now = self.clock.now();
         let mut home = self.home();
-        let held = home.held(claim, grant, now).map(|_| ());
-        // Whatever bears the id goes; "not held" is only the answer.
-        home.remove(&claim.name, claim.id, now);
-        held.map_err(|_| Error::NotHeld { name: claim.name.clone() })?;
+        let token = home.remove(&claim.name, claim.id, now);
+        if token != Some(grant.token) {
+            // Whatever bore the id is gone; "not held" is only the answer.
+            return Err(Error::NotHeld { name: claim.name.clone() });
+        }
         // The release stands whatever becomes of `next`, which finds out by its own request.
         match next.map(|next| home.enter(next, self.client, true, now)) {
             Some(Ok(Entered::Granted(grant))) => Ok(Some(grant)),
@@ -258,11 +265,11 @@ impl Engine for Memory {
 /// All locks of one home.
 #[derive(Debug, Default)]
 struct Home {
-    locks: HashMap<Name, Lock>,
-    /// The greatest fence among the names that were swept out.
+    locks: FastMap<Name, Lock>,
+    /// The greatest fence among the names that were swept out; new ones begin with it.
     base: u64,
     swept_to: usize,
-    marks: HashMap<ClaimId, Moment>,
+    marks: FastMap<ClaimId, Moment>,
     versions: u64,
     clients: HashMap<u64, mpsc::UnboundedSender<Signal>>,
     joined: u64,
@@ -274,9 +281,9 @@ struct Home {
 struct Lock {
     fence: u64,
     tally: Tally,
-    holders: HashMap<ClaimId, Held>,
+    holders: FastMap<ClaimId, Held>,
     waiters: BTreeMap<u64, Waiting>,
-    places: HashMap<ClaimId, u64>,
+    places: FastMap<ClaimId, u64>,
     next_place: u64,
     cell: Option<Cell>,
 }
@@ -313,18 +320,15 @@ impl Home {
     }
 
     fn lock_of(&mut self, name: &Name) -> &mut Lock {
-        if !self.locks.contains_key(name) {
+        if self.locks.len() >= SWEEP_AT.max(2 * self.swept_to) {
             self.sweep();
-            self.locks.insert(name.clone(), Lock::default());
         }
-        self.locks.entry(name.clone()).or_default()
+        let fence = self.base;
+        self.locks.entry(name.clone()).or_insert_with(|| Lock { fence, ..Lock::default() })
     }
 
     /// Forgets free names when they have become many. What they had given out lives on in `base`.
     fn sweep(&mut self) {
-        if self.locks.len() < SWEEP_AT.max(2 * self.swept_to) {
-            return;
-        }
         let base = &mut self.base;
         self.locks.retain(|_, lock| {
             let used = !lock.holders.is_empty() || !lock.waiters.is_empty() || lock.cell.is_some();
@@ -341,9 +345,8 @@ impl Home {
         if !self.marks.is_empty() && self.marks.get(&claim.id).is_some_and(|until| *until > now) {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
-        let base = self.base;
+        self.expire(&claim.name, now);
         let lock = self.lock_of(&claim.name);
-        lock.expire(base, now);
         if lock.holders.contains_key(&claim.id) || lock.places.contains_key(&claim.id) {
             return self.look(claim, now);
         }
@@ -351,7 +354,7 @@ impl Home {
             return Err(Error::Conflict { name: claim.name.clone(), why });
         }
         let entered = if lock.waiters.is_empty() && lock.tally.admits(claim.mode) {
-            Entered::Granted(lock.grant(claim, client, base, now))
+            Entered::Granted(lock.grant(claim, client, now))
         } else if queue {
             lock.enqueue(claim, client, now)
         } else {
@@ -363,10 +366,9 @@ impl Home {
 
     /// How a claim that entered before is doing.
     fn look(&mut self, claim: &Claim, now: Moment) -> Result<Entered> {
-        let base = self.base;
         let gone = || Error::NotHeld { name: claim.name.clone() };
+        self.expire(&claim.name, now);
         let lock = self.locks.get_mut(&claim.name).ok_or_else(gone)?;
-        lock.expire(base, now);
         if let Some(held) = lock.holders.get(&claim.id) {
             return Ok(Entered::Granted(held.as_grant()));
         }
@@ -374,12 +376,18 @@ impl Home {
         lock.queued(place, now).ok_or_else(gone)
     }
 
+    /// Ends the leases of `name` that are over, admits who is next, and says so.
+    fn expire(&mut self, name: &Name, now: Moment) {
+        if self.locks.get_mut(name).is_some_and(|lock| lock.expire(now)) {
+            self.touched(name);
+        }
+    }
+
     /// The lock that `claim` holds by `grant`.
     fn held(&mut self, claim: &Claim, grant: &Grant, now: Moment) -> Result<&mut Lock> {
-        let base = self.base;
         let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
+        self.expire(&claim.name, now);
         let lock = self.locks.get_mut(&claim.name).ok_or_else(forgotten)?;
-        lock.expire(base, now);
         match lock.holders.get(&claim.id) {
             Some(held) if held.token == grant.token => Ok(lock),
             _ => Err(forgotten()),
@@ -397,25 +405,29 @@ impl Home {
         Ok(held.as_grant())
     }
 
-    /// Takes a claim out, wherever it is, and admits who is next.
-    fn remove(&mut self, name: &Name, id: ClaimId, now: Moment) {
-        let base = self.base;
-        let Some(lock) = self.locks.get_mut(name) else { return };
-        if let Some(held) = lock.holders.remove(&id) {
-            lock.tally.remove(held.mode);
-        } else if let Some(place) = lock.places.remove(&id) {
-            lock.waiters.remove(&place);
-        } else {
-            return;
-        }
-        lock.admit(base, now);
+    /// Takes a claim out, wherever it is, and admits who is next. Answers the token it held by.
+    fn remove(&mut self, name: &Name, id: ClaimId, now: Moment) -> Option<Token> {
+        self.expire(name, now);
+        let lock = self.locks.get_mut(name)?;
+        let token = match lock.holders.remove(&id) {
+            Some(held) => {
+                lock.tally.remove(held.mode);
+                Some(held.token)
+            }
+            None => {
+                let place = lock.places.remove(&id)?;
+                lock.waiters.remove(&place);
+                None
+            }
+        };
+        lock.admit(now);
         self.touched(name);
+        token
     }
 
     fn force_release(&mut self, name: &Name, how: Break, now: Moment) -> Vec<Holder> {
-        let base = self.base;
+        self.expire(name, now);
         let Some(lock) = self.locks.get_mut(name) else { return Vec::new() };
-        lock.expire(base, now);
         let mut broken = Vec::new();
         for (id, held) in &mut lock.holders {
             held.revoked = true;
@@ -432,7 +444,7 @@ impl Home {
         if how == Break::Now {
             lock.holders.clear();
             lock.tally = Tally::default();
-            lock.admit(base, now);
+            lock.admit(now);
         }
         self.touched(name);
         broken
@@ -470,8 +482,10 @@ impl Home {
 
     fn touched(&mut self, name: &Name) {
         if !self.watchers.is_empty() {
-            self.watchers
-                .retain(|(scope, tell)| !scope.covers(name) || tell.send(name.clone()).is_ok());
+            self.watchers.retain(|(scope, tell)| match scope.covers(name) {
+                true => tell.send(name.clone()).is_ok(),
+                false => !tell.is_closed(),
+            });
         }
     }
 }
@@ -482,8 +496,8 @@ impl Lock {
         held.or_else(|| self.waiters.values().next().map(|waiting| waiting.claim.mode))
     }
 
-    /// Drops the holders whose lease is over, and admits who is next.
-    fn expire(&mut self, base: u64, now: Moment) {
+    /// Drops the holders whose lease is over, and admits who is next; whether there were any.
+    fn expire(&mut self, now: Moment) -> bool {
         let before = self.holders.len();
         let tally = &mut self.tally;
         self.holders.retain(|_, held| {
@@ -493,26 +507,27 @@ impl Lock {
             }
             alive
         });
-        if self.holders.len() < before {
-            self.admit(base, now);
+        let ended = self.holders.len() < before;
+        if ended {
+            self.admit(now);
         }
+        ended
     }
 
-    fn admit(&mut self, base: u64, now: Moment) {
+    fn admit(&mut self, now: Moment) {
         while let Some(first) = self.waiters.first_entry() {
             if !self.tally.admits(first.get().claim.mode) {
                 return;
             }
             let waiting = first.remove();
             self.places.remove(&waiting.claim.id);
-            self.grant(&waiting.claim, waiting.client, base, now);
+            self.grant(&waiting.claim, waiting.client, now);
             waiting.wake.notify_one();
         }
     }
 
-    fn grant(&mut self, claim: &Claim, client: u64, base: u64, now: Moment) -> Grant {
-        let at_least = claim.floor.map_or_else(wall_micros, Token::get);
-        let token = Token::next(self.fence.max(base), at_least);
+    fn grant(&mut self, claim: &Claim, client: u64, now: Moment) -> Grant {
+        let token = Token::next(self.fence, claim.floor.map_or_else(clock_floor, Token::get));
         self.fence = token.get();
         self.tally.add(claim.mode);
         let held = Held {

@@ -61,10 +61,9 @@ where
         }
         let state = (self.read)(&name).await;
         self.leases.remove(&name);
-        if let Ok(state) = &state {
-            if let Some(left) = state.holders.iter().map(|holder| holder.left).min() {
-                self.leases.insert(name, self.clock.now() + left);
-            }
+        let holders = state.iter().flat_map(|state| &state.holders);
+        if let Some(left) = holders.map(|holder| holder.left).min() {
+            self.leases.insert(name, self.clock.now() + left);
         }
         Some(state)
     }

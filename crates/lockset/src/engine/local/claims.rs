@@ -34,7 +34,8 @@ const SWEEP_NAMES: i64 = 128;
 macro_rules! select_claims {
     ($which:literal) => {
         concat!(
-            "SELECT seq, token, id, mode, ttl, floor, expires, detached, process, inbox FROM lock ",
+            "SELECT seq, token, id, mode, ttl, floor, expires, detached, process, inbox, ",
+            "EXISTS (SELECT 1 FROM watcher) FROM lock ",
             $which
         )
     };
@@ -75,10 +76,10 @@ impl Transaction<'_> {
             if let Some(held) = queue.holders.iter().find(|held| held.id == claim.id) {
                 return Ok(Ok(Standing::Granted(self.grant_of(held))));
             }
-            if queue.refused.is_some() {
-                if let Some((seq, _)) = self.find(claim)? {
-                    return self.look(claim, seq);
-                }
+            if queue.refused.is_some()
+                && let Some((seq, _)) = self.find(claim)?
+            {
+                return self.look(claim, seq);
             }
             let conflict = queue.mode_in_use().and_then(|used| clash(used, claim.mode));
             if conflict.is_none() && queue.refused.is_none() && queue.tally.admits(claim.mode) {
@@ -122,6 +123,11 @@ impl Transaction<'_> {
                 return Ok(Ok(self.waiting(seq, queue, before)));
             }
         }
+    }
+
+    /// The grant of a claim that waited at `seq`, if it has one by now. Changes nothing.
+    pub(super) fn granted(&self, claim: &Claim, seq: i64) -> Sql<Option<Grant>> {
+        Ok(self.holding(claim, seq)?.map(|row| self.grant_of(&row)))
     }
 
     /// The first waiter looks again when a lease ends. The others do so now and then, because the
@@ -237,15 +243,16 @@ impl Transaction<'_> {
             return Ok(Err(not_held(claim)));
         }
         self.changed = true;
-        let Some(next) = next else {
-            self.settle(&claim.name)?;
-            self.tell_watchers(&claim.name)?;
-            return Ok(Ok(None));
-        };
-        Ok(self.enter(next, true)?.map(|standing| match standing {
-            Standing::Granted(grant) => Some(grant),
-            Standing::Waiting { .. } | Standing::Busy => None,
-        }))
+        // The release stands whatever becomes of `next`, which finds out by its own request.
+        match next.map(|next| self.enter(next, true)).transpose()? {
+            Some(Ok(Standing::Granted(grant))) => Ok(Ok(Some(grant))),
+            Some(Ok(Standing::Waiting { .. } | Standing::Busy)) => Ok(Ok(None)),
+            Some(Err(_)) | None => {
+                self.settle(&claim.name)?;
+                self.tell_watchers(&claim.name)?;
+                Ok(Ok(None))
+            }
+        }
     }
 
     /// Removes whatever bears the claim's id, and admits who is next.
@@ -463,6 +470,7 @@ impl Transaction<'_> {
         while let Some(row) = rows.next()? {
             if row.get::<_, i64>(0)? == 0 {
                 fence = Some(unsigned(row, 1)?);
+                self.watched = row.get(10)?;
                 continue;
             }
             let claim = ClaimRow::read(row)?;
@@ -601,8 +609,8 @@ impl Transaction<'_> {
             .map(|_| ())
     }
 
-    /// Where the claim is, and whether it holds. Reads all claims of the name; only those who queue or
-    /// leave without having held come here.
+    /// Where the claim is, and whether it holds. Reads all claims of the name; only those who queue
+    /// or leave without having held come here.
     fn find(&self, claim: &Claim) -> Sql<Option<(i64, bool)>> {
         self.db
             .prepare_cached(
@@ -616,13 +624,19 @@ impl Transaction<'_> {
 
     /// The claim's row, if it holds the lock by `grant`.
     fn held(&self, claim: &Claim, grant: &Grant) -> Sql<Option<ClaimRow>> {
+        let row = self.holding(claim, seq_of(grant))?;
+        Ok(row.filter(|row| is_held_by(row, claim, grant)))
+    }
+
+    /// The claim's row at `seq`, if it is there and holds the lock.
+    fn holding(&self, claim: &Claim, seq: i64) -> Sql<Option<ClaimRow>> {
         let row = self
             .db
             .prepare_cached(select_claims!("WHERE name = ?1 AND seq = ?2 AND seq > 0"))?
-            .query_row(params![claim.name.as_str(), seq_of(grant)], ClaimRow::read)
+            .query_row(params![claim.name.as_str(), seq], ClaimRow::read)
             .optional()?;
         let lasts = |row: &ClaimRow| row.expires.is_some_and(|expires| expires > self.now);
-        Ok(row.filter(|row| lasts(row) && is_held_by(row, claim, grant)))
+        Ok(row.filter(|row| row.id == claim.id && lasts(row)))
     }
 
     /// The waiter before the one at `seq`; `None` also if the claim is not there any more.
@@ -678,17 +692,23 @@ impl Transaction<'_> {
 
     /// Writes to all who watch the name, if something changed.
     fn tell_watchers(&mut self, name: &Name) -> Sql<()> {
-        if !std::mem::take(&mut self.changed) {
+        if !std::mem::take(&mut self.changed) || !self.watched {
             return Ok(());
         }
-        let mut statement = self.db.prepare_cached(
-            "SELECT DISTINCT inbox FROM watcher WHERE CASE exact WHEN 1 THEN scope = ?1
-             ELSE substr(?1, 1, length(scope)) = scope END",
-        )?;
-        let mut rows = statement.query([name.as_str()])?;
+        let mut statement = self.db.prepare_cached("SELECT inbox, exact, scope FROM watcher")?;
+        let mut rows = statement.query([])?;
+        let mut told = Vec::new();
         while let Some(row) = rows.next()? {
-            self.post.push((row.get(0)?, Post::Letter(Letter::Changed(name.clone()))));
+            let (exact, scope) = (row.get(1)?, row.get_ref(2)?.as_str()?);
+            let covers =
+                if exact { name.as_str() == scope } else { name.as_str().starts_with(scope) };
+            let inbox: String = row.get(0)?;
+            if covers && !told.contains(&inbox) {
+                told.push(inbox);
+            }
         }
+        let letters = told.into_iter().map(|i| (i, Post::Letter(Letter::Changed(name.clone()))));
+        self.post.extend(letters);
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use super::{LocalOptions, failed, failed_by, unpoisoned};
 use crate::clock::{Clock, Moment};
 use crate::engine::ClaimId;
 use crate::error::{Error, Result};
+use crate::fork;
 
 /// "Lkst": what tells our files from other SQLite files.
 const APPLICATION_ID: i32 = 0x4C6B_7374;
@@ -42,7 +43,7 @@ pub(super) struct Store {
     pub(super) processes: Processes,
     time: MachineTime,
     runtime: tokio::runtime::Handle,
-    opened_by: u32,
+    forks: u32,
     books: Mutex<Books>,
 }
 
@@ -59,6 +60,7 @@ impl Store {
         // A new file is created by way of a second descriptor, whose closing would drop the locks
         // that another thread has just taken on it.
         static OPENING: Mutex<()> = Mutex::new(());
+        fork::notice();
         let runtime = tokio::runtime::Handle::try_current()
             .map_err(|error| failed_by("it must be opened inside a tokio runtime", false, error))?;
         let (place, connection) = {
@@ -75,7 +77,7 @@ impl Store {
             processes: Processes::new(options.holder_process, runtime.clone()),
             time: MachineTime::of_this_process(),
             runtime,
-            opened_by: std::process::id(),
+            forks: fork::generation(),
             books: Mutex::new(Books {
                 connection: Some(connection),
                 withdrawn: Withdrawn::default(),
@@ -87,7 +89,7 @@ impl Store {
     /// Whether this is a child of the process that opened the file. SQLite's locks do not survive
     /// a fork, and the child's first step could damage the file.
     pub(super) fn is_forked(&self) -> bool {
-        std::process::id() != self.opened_by
+        fork::generation() != self.forks
     }
 
     /// Fails in such a child. Asked before any mutex, which may be locked there for ever.
@@ -181,6 +183,7 @@ impl Store {
                 store: self,
                 post: Vec::new(),
                 changed: false,
+                watched: true,
             };
             match transaction.run(begin, work) {
                 Ok(done) => (done, transaction.post),
@@ -252,6 +255,8 @@ pub(super) struct Transaction<'a> {
     pub(super) post: Vec<(String, Post)>,
     /// Something changed that watchers want to know.
     pub(super) changed: bool,
+    /// There may be watchers. Learnt along the way, because there nearly never are.
+    pub(super) watched: bool,
 }
 
 /// What follows a transaction.
@@ -277,7 +282,7 @@ impl Transaction<'_> {
 
     fn run_once<T>(&mut self, begin: &str, work: &mut impl FnMut(&mut Self) -> Sql<T>) -> Sql<T> {
         self.post.clear();
-        self.changed = false;
+        (self.changed, self.watched) = (false, true);
         self.execute(begin)?;
         self.now = self.store.time.now();
         let outcome = work(self).and_then(|done| self.execute("COMMIT").map(|()| done));
@@ -359,6 +364,8 @@ fn connect(place: &Place) -> Sql<Result<Connection>> {
     }
     db.pragma_update(None, "synchronous", "NORMAL")?;
     db.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+    // Or SQLite, built with STAT4, plans a statement anew for each new value bound to it.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // Whoever is alone would otherwise write back and sync at each close.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     forget_earlier_boots(&mut db)?;

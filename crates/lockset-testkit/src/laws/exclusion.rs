@@ -1,0 +1,52 @@
+//! One holder at a time, and names that have nothing to do with each other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::task::JoinSet;
+
+use crate::form::Form;
+use crate::stage::Stage;
+use crate::tools::{soon, terms, within};
+
+/// However many clients and tasks want it, one has it.
+pub async fn two_claims_never_hold_at_once(stage: &dyn Stage, form: Form) {
+    let inside = Arc::new(AtomicUsize::new(0));
+    let work = stage.ttl() / 400;
+    let mut tasks = JoinSet::new();
+    for _ in 0..3 {
+        let lock = form.of(&stage.client().await, "shelf", terms(stage));
+        for _ in 0..3 {
+            let (lock, inside) = (lock.clone(), inside.clone());
+            tasks.spawn(async move {
+                for _ in 0..5 {
+                    let guard = lock.lock().await.unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "somebody was inside");
+                    tokio::time::sleep(work).await;
+                    assert!(lock.try_lock().await.unwrap().is_none(), "it was free while held");
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    guard.release().await.unwrap();
+                }
+            });
+        }
+    }
+    within(stage.ttl() * 20, "45 turns of 9 tasks", tasks.join_all()).await;
+}
+
+/// Names that look alike, contain each other, or need escaping are still different locks.
+pub async fn names_are_independent(stage: &dyn Stage) {
+    let names = ["a", "a/b", "ab", "A", "a b", "a:b", "{a}", "a%2Fb", "a_b", "größe", "a/b/c", "*"];
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let mut guards = Vec::new();
+    for name in names {
+        let lock = Form::Mutex.of(&ours, name, terms(stage));
+        let guard = soon(stage, name, lock.try_lock()).await.unwrap();
+        guards.push(guard.unwrap_or_else(|| panic!("{name} was taken together with another")));
+    }
+    for (name, guard) in names.into_iter().zip(guards) {
+        let lock = Form::Mutex.of(&theirs, name, terms(stage));
+        assert!(lock.try_lock().await.unwrap().is_none(), "{name} was freed with another");
+        guard.release().await.unwrap();
+        assert!(lock.try_lock().await.unwrap().is_some(), "{name} was released");
+    }
+}

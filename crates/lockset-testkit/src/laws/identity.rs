@@ -1,0 +1,136 @@
+//! Who may do what: the claim's id and its token decide, where the lock lives.
+
+use lockset::engine::{Claim, ClaimId, Engine, Grant, Wait};
+use lockset::{Error, LossReason, Result, Token};
+
+use crate::form::Form;
+use crate::stage::Stage;
+use crate::tools::{claim, soon, state_with};
+
+/// Only the claim that took a lock can release it.
+pub async fn a_strangers_release_does_nothing(stage: &dyn Stage, form: Form) {
+    let (engine, other, locks) =
+        (stage.engine().await, stage.engine().await, stage.client().await);
+    let ours = claim(stage, "own", form.mode());
+    let grant = taken(&*engine, &ours).await;
+
+    let stranger = Claim { id: ClaimId::random(), ..ours.clone() };
+    for engine in [&engine, &other] {
+        let answer = engine.release(&stranger, &grant, None).await;
+        assert!(matches!(answer, Err(Error::NotHeld { .. })), "another id: {answer:?}");
+    }
+    other.withdraw(&stranger).await.unwrap();
+    let seen = locks.inspect("own").await.unwrap();
+    assert_eq!(seen.holders.len(), 1, "a stranger released it: {seen:?}");
+    renewed(&*engine, &ours, &grant).await.expect("the holder still holds");
+
+    // With another token it is not held either. (What bears the id may go all the same: nobody can
+    // be using it, since a client never gives up one token of a claim for another.)
+    let answer = engine.release(&ours, &wrong(&grant), None).await;
+    assert!(matches!(answer, Err(Error::NotHeld { .. })), "another token: {answer:?}");
+}
+
+/// Renewing checks id and token: a late duplicate of an old request may have re-taken the lock
+/// under the same id.
+pub async fn a_renewal_needs_id_and_token(stage: &dyn Stage, form: Form) {
+    let engine = stage.engine().await;
+    let ours = claim(stage, "own", form.mode());
+    let grant = taken(&*engine, &ours).await;
+    let stranger = Claim { id: ClaimId::random(), ..ours.clone() };
+
+    for (what, claim, grant) in
+        [("another id", &stranger, grant.clone()), ("another token", &ours, wrong(&grant))]
+    {
+        let answer = renewed(&*engine, claim, &grant).await;
+        let lost = matches!(answer, Err(Error::Lost { reason: LossReason::Forgotten, .. }));
+        assert!(lost, "{what} was renewed: {answer:?}");
+    }
+    let both = engine.renew(&[(&stranger, &grant), (&ours, &grant)]).await;
+    assert!(matches!(&both[..], [Err(_), Ok(_)]), "a batch is answered in its order: {both:?}");
+    renewed(&*engine, &ours, &grant).await.expect("id and token are right");
+}
+
+/// Releasing and withdrawing may be repeated, also when somebody else has the lock by then.
+pub async fn releasing_twice_is_harmless(stage: &dyn Stage, form: Form) {
+    let (engine, other) = (stage.engine().await, stage.engine().await);
+    let first = claim(stage, "twice", form.mode());
+    let grant = taken(&*engine, &first).await;
+    engine.release(&first, &grant, None).await.unwrap();
+
+    let second = claim(stage, "twice", form.mode());
+    let theirs = taken(&*other, &second).await;
+    assert!(theirs.token > grant.token);
+    for _ in 0..2 {
+        let again = engine.release(&first, &grant, None).await;
+        assert!(matches!(again, Err(Error::NotHeld { .. })), "{again:?}");
+        engine.withdraw(&first).await.unwrap();
+    }
+    renewed(&*other, &second, &theirs).await.expect("the next holder was not touched");
+    other.withdraw(&second).await.unwrap();
+    other.withdraw(&second).await.unwrap();
+    let third = claim(stage, "twice", form.mode());
+    taken(&*engine, &third).await;
+}
+
+/// A repeated request of the same claim gets the same answer, held or waiting.
+pub async fn a_repeated_acquire_changes_nothing(stage: &dyn Stage, form: Form) {
+    let (engine, locks) = (stage.engine().await, stage.client().await);
+    let ours = claim(stage, "again", form.mode());
+    let grant = taken(&*engine, &ours).await;
+    let again = taken(&*engine, &ours).await;
+    assert_eq!(again.token, grant.token, "a repetition took another token");
+    assert!(again.valid_until <= stage.clock().now() + stage.ttl());
+
+    // A waiter that was interrupted and asks again has one place, not two.
+    let waiting = claim(stage, "again", form.mode());
+    for _ in 0..3 {
+        let attempt = engine.acquire(&waiting, Wait::Forever);
+        let queued = state_with(&locks, "again", |state| !state.waiters.is_empty());
+        tokio::select! {
+            granted = attempt => panic!("granted while held: {granted:?}"),
+            _ = soon(stage, "the waiter is seen", queued) => {}
+        }
+    }
+    let seen = locks.inspect("again").await.unwrap();
+    assert_eq!((seen.holders.len(), seen.waiters.len()), (1, 1), "{seen:?}");
+    engine.release(&ours, &grant, None).await.unwrap();
+    let next = soon(stage, "it is granted", engine.acquire(&waiting, Wait::Forever)).await;
+    assert!(next.unwrap().expect("it waits for ever").token > grant.token);
+}
+
+/// A request that arrives after its claim was withdrawn is refused.
+pub async fn a_withdrawn_claim_stays_withdrawn(stage: &dyn Stage, form: Form) {
+    // One client: nobody else ever sends a request for its claims.
+    let (engine, locks) = (stage.engine().await, stage.client().await);
+    let never_seen = claim(stage, "late", form.mode());
+    engine.withdraw(&never_seen).await.unwrap();
+    let held = claim(stage, "late", form.mode());
+    taken(&*engine, &held).await;
+    engine.withdraw(&held).await.unwrap();
+
+    for withdrawn in [&never_seen, &held] {
+        for wait in [Wait::No, Wait::Forever] {
+            let late = soon(stage, "an answer", engine.acquire(withdrawn, wait)).await;
+            assert!(matches!(late, Err(Error::NotHeld { .. })), "it came back: {late:?}");
+        }
+    }
+    // Nor does a late release bring it back as the next.
+    let holder = claim(stage, "late", form.mode());
+    let grant = taken(&*engine, &holder).await;
+    let next = engine.release(&holder, &grant, Some(&held)).await.unwrap();
+    assert!(next.is_none(), "a late release granted it");
+    let seen = locks.inspect("late").await.unwrap();
+    assert!(seen.holders.is_empty() && seen.waiters.is_empty(), "{seen:?}");
+}
+
+async fn taken(engine: &dyn Engine, claim: &Claim) -> Grant {
+    engine.acquire(claim, Wait::No).await.unwrap().expect("it is free, or ours")
+}
+
+async fn renewed(engine: &dyn Engine, claim: &Claim, grant: &Grant) -> Result<Grant> {
+    engine.renew(&[(claim, grant)]).await.pop().expect("one answer to one question")
+}
+
+fn wrong(grant: &Grant) -> Grant {
+    Grant { token: Token::new(grant.token.get() + 1), ..grant.clone() }
+}

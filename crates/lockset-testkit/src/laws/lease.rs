@@ -1,0 +1,98 @@
+//! How long a lock lasts.
+
+use lockset::engine::{Claim, Wait, drift};
+use lockset::{LossReason, State};
+
+use crate::form::Form;
+use crate::stage::Stage;
+use crate::tools::{Line, claim, patience, soon, state_with, terms, within};
+
+/// While the guard lives its lease is renewed.
+pub async fn a_kept_guard_outlives_its_ttl(stage: &dyn Stage, form: Form) {
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let guard = form.of(&ours, "kept", terms(stage)).lock().await.unwrap();
+    let stranger = form.of(&theirs, "kept", terms(stage));
+    let token = guard.token();
+    for _ in 0..6 {
+        tokio::time::sleep(stage.ttl() / 2).await;
+        assert_eq!(guard.state(), State::Held);
+        assert!(stranger.try_lock().await.unwrap().is_none(), "it was free while kept");
+        guard.confirm().await.unwrap();
+    }
+    assert_eq!(guard.token(), token, "renewing changes no token");
+    guard.release().await.unwrap();
+}
+
+/// A lease that nobody renews ends after its ttl; not before, and not much later.
+pub async fn a_fixed_lease_ends_by_itself(stage: &dyn Stage, form: Form) {
+    let (clock, ttl) = (stage.clock(), stage.ttl());
+    let (engine, ours, theirs) =
+        (stage.engine().await, stage.client().await, stage.client().await);
+
+    // Bare, because a guard would also withdraw the claim when it sees it end.
+    let fixed = Claim { fixed: true, ..claim(stage, "bare", form.mode()) };
+    let grant = engine.acquire(&fixed, Wait::No).await.unwrap().expect("it is free");
+    let granted = clock.now();
+    assert!(grant.valid_until <= granted + ttl, "it promises more than its ttl");
+    assert!(grant.valid_until > granted + ttl / 2, "it promises much less than its ttl");
+    let lock = form.of(&theirs, "bare", terms(stage));
+    let next = within(ttl + patience(stage), "a bare lease ends", lock.lock()).await.unwrap();
+    assert!(clock.now() >= grant.valid_until, "somebody was granted before the lease ended");
+    assert!(next.token() > grant.token);
+
+    let before = clock.now();
+    let guard = form.of(&ours, "fixed", terms(stage).fixed()).lock().await.unwrap();
+    let reason = within(ttl, "a guard on a fixed lease ends", guard.lost()).await;
+    assert_eq!(reason, LossReason::HeldLongest);
+    assert!(clock.now().since(before) + patience(stage) > ttl, "it ended long before its ttl");
+}
+
+/// A lock with a longest hold ends then, however often it could be renewed.
+pub async fn a_longest_hold_ends_the_lock(stage: &dyn Stage, form: Form) {
+    let (clock, longest) = (stage.clock(), stage.ttl() * 2);
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let before = clock.now();
+    let stuck = form.of(&ours, "stuck", terms(stage).max_hold(longest)).lock().await.unwrap();
+    let mut line = Line::new();
+    line.join(1, &form.of(&theirs, "stuck", terms(stage)));
+
+    let reason = within(longest + patience(stage), "it ends", stuck.lost()).await;
+    assert_eq!(reason, LossReason::HeldLongest);
+    assert!(clock.now().since(before) >= longest, "it ended before its longest hold");
+    assert_eq!(stuck.state(), State::Lost(LossReason::HeldLongest));
+    drop(soon(stage, "the next has it when it ended", line.next()).await);
+}
+
+/// Dropping a guard is enough.
+pub async fn a_dropped_guard_releases(stage: &dyn Stage, form: Form) {
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let guard = form.of(&ours, "dropped", terms(stage)).lock().await.unwrap();
+    let mut line = Line::new();
+    line.join(1, &form.of(&theirs, "dropped", terms(stage)));
+    let queued = state_with(&ours, "dropped", |state| state.waiters.len() == 1);
+    soon(stage, "the waiter is seen", queued).await;
+    drop(guard);
+    drop(soon(stage, "the waiter has it after the drop", line.next()).await);
+}
+
+/// User code that blocks its whole runtime does not cost the lock.
+pub async fn kept_guards_survive_a_blocked_runtime(stage: &dyn Stage) {
+    let blocked = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let locks = stage.client().await;
+            let guard = Form::Mutex.of(&locks, "blocked", terms(stage)).lock().await.unwrap();
+            std::thread::sleep(stage.ttl() * 2);
+            assert_eq!(guard.state(), State::Held, "after the runtime was blocked");
+            assert!(guard.valid_for() > drift(stage.ttl()));
+            guard.confirm().await.unwrap();
+            guard.release().await.unwrap();
+        });
+    };
+    // A thread of its own, because a runtime cannot be blocked from within another.
+    std::thread::scope(|scope| {
+        if let Err(broken) = scope.spawn(blocked).join() {
+            std::panic::resume_unwind(broken);
+        }
+    });
+}

@@ -1,0 +1,155 @@
+//! Whoever leaves takes everything along.
+
+use std::task::Poll;
+use std::time::Duration;
+
+use lockset::{Error, LossReason, State};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::form::{Alone, Form};
+use crate::stage::{Stage, Time};
+use crate::tools::{Line, soon, soon_free, state_with, terms};
+
+/// Dropping a pending `lock()` at any moment leaves neither a lock nor a place in the queue.
+pub async fn a_cancelled_lock_leaves_nothing(stage: &dyn Stage, form: Form) {
+    // Always the same points: what fails once must fail again.
+    let mut random = SmallRng::seed_from_u64(42);
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let holding = form.of(&ours, "left", terms(stage));
+    let lock = form.of(&theirs, "left", terms(stage));
+    for round in 0..40 {
+        let holder = match round % 4 {
+            0 => None,
+            _ => Some(soon(stage, "it is free", holding.lock()).await.unwrap()),
+        };
+        let mut attempts = Vec::new();
+        for _ in 0..random.random_range(1..4) {
+            attempts.push(tokio::spawn(cancelled(lock.clone(), moment(stage, &mut random))));
+        }
+        let pause = moment(stage, &mut random);
+        match holder {
+            // Released while they wait: some are cancelled with the grant on its way.
+            Some(holder) if round % 4 != 3 => {
+                pause.pass().await;
+                holder.release().await.unwrap();
+            }
+            // They leave a queue.
+            Some(holder) => {
+                for attempt in attempts.drain(..) {
+                    attempt.await.unwrap();
+                }
+                let no_waiter = state_with(&ours, "left", |state| state.waiters.is_empty());
+                soon(stage, "no waiter is left", no_waiter).await;
+                holder.release().await.unwrap();
+            }
+            None => pause.pass().await,
+        }
+        for attempt in attempts {
+            attempt.await.unwrap();
+        }
+        soon_free(stage, &ours, "left").await;
+    }
+    let free = soon(stage, "an answer", holding.try_lock()).await.unwrap();
+    assert!(free.is_some(), "it must be free");
+}
+
+/// Whoever stops waiting because its time is over is no longer in the queue.
+pub async fn a_timed_out_waiter_leaves_nothing(stage: &dyn Stage, form: Form) {
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let holder = form.of(&ours, "patience", terms(stage)).lock().await.unwrap();
+    let lock = form.of(&theirs, "patience", terms(stage));
+    let attempts = (0..3).map(|_| lock.lock_within(stage.ttl() / 8));
+    for attempt in futures_util::future::join_all(attempts).await {
+        match attempt {
+            Err(Error::Timeout { holder: Some(seen), .. }) => {
+                assert_eq!(seen.token, Some(holder.token()), "it says who holds the lock");
+            }
+            other => panic!("a timeout that says who holds the lock, not {other:?}"),
+        }
+    }
+    let seen = ours.inspect("patience").await.unwrap();
+    assert_eq!((seen.holders.len(), seen.waiters.len()), (1, 0), "{seen:?}");
+    holder.release().await.unwrap();
+    soon_free(stage, &ours, "patience").await;
+    assert!(lock.try_lock().await.unwrap().is_some(), "it must be free");
+}
+
+/// Closing a client gives back all it held and ends all it waited for.
+pub async fn close_releases_everything(stage: &dyn Stage) {
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let mut guards = Vec::new();
+    for form in Form::ALL {
+        let name = format!("closed/{form:?}");
+        guards.push(form.of(&ours, &name, terms(stage)).lock().await.unwrap());
+    }
+    drop(Form::Mutex.of(&ours, "closed/dropped", terms(stage)).lock().await.unwrap());
+    let busy = Form::Mutex.of(&theirs, "busy", terms(stage)).lock().await.unwrap();
+    let waiting = Form::Mutex.of(&ours, "busy", terms(stage));
+    let waiter = tokio::spawn(async move { waiting.lock().await.map(|guard| guard.token()) });
+    let mut line = Line::new();
+    line.join(1, &Form::Mutex.of(&theirs, "closed/Mutex", terms(stage)));
+    let queued = state_with(&theirs, "busy", |state| state.waiters.len() == 1);
+    soon(stage, "the waiter is seen", queued).await;
+
+    soon(stage, "it closes", ours.close()).await.unwrap();
+    for guard in &guards {
+        assert_eq!(guard.state(), State::Lost(LossReason::Released));
+    }
+    let (_, next) = soon(stage, "the next has it when its holder closed", line.next()).await;
+    next.release().await.unwrap();
+    let left = theirs.list("closed/").await.unwrap();
+    assert!(left.is_empty(), "nothing is left when it has closed: {left:?}");
+    let ended = soon(stage, "those who waited are told", waiter).await.unwrap();
+    assert!(matches!(ended, Err(Error::Closed)), "told {ended:?}");
+    busy.release().await.unwrap();
+    soon_free(stage, &theirs, "busy").await;
+    let refused = ours.mutex("closed/after").unwrap().try_lock().await;
+    assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
+    ours.close().await.expect("closing twice is harmless");
+}
+
+/// Some point on the way of an acquisition.
+enum AtSomePoint {
+    /// After so many steps of the future.
+    Polls(u32),
+    /// After so long.
+    Span(Duration),
+}
+
+impl AtSomePoint {
+    async fn pass(self) {
+        match self {
+            AtSomePoint::Polls(polls) => {
+                for _ in 0..polls {
+                    tokio::task::yield_now().await;
+                }
+            }
+            AtSomePoint::Span(span) => tokio::time::sleep(span).await,
+        }
+    }
+}
+
+/// As long as a hand-off may take; on virtual time it takes none, and only the steps count.
+fn moment(stage: &dyn Stage, random: &mut SmallRng) -> AtSomePoint {
+    match stage.time() {
+        Time::Virtual => AtSomePoint::Polls(random.random_range(0..6)),
+        Time::Real => AtSomePoint::Span(Duration::from_micros(random.random_range(0..6000))),
+    }
+}
+
+/// Begins to lock, and drops the attempt at that point.
+async fn cancelled(lock: Alone, at: AtSomePoint) {
+    let mut attempt = Box::pin(lock.lock());
+    match at {
+        AtSomePoint::Span(span) => drop(tokio::time::timeout(span, attempt).await),
+        AtSomePoint::Polls(polls) => {
+            for _ in 0..=polls {
+                if let Poll::Ready(outcome) = futures_util::poll!(attempt.as_mut()) {
+                    return drop(outcome.unwrap());
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}

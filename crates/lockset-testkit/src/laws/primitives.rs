@@ -1,0 +1,136 @@
+//! What is built on a lock.
+
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use lockset::{Error, State, Ticket};
+
+use crate::form::Form;
+use crate::stage::Stage;
+use crate::tools::{Line, not_within, patience, soon, soon_free, state_with, terms, within};
+
+/// A reentered lock is released when its last guard is gone.
+pub async fn a_reentered_guard_counts(stage: &dyn Stage, form: Form) {
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let outer = form.of(&ours, "room", terms(stage)).lock().await.unwrap();
+    let (inner, dropped) = (outer.reenter().unwrap(), outer.reenter().unwrap());
+    assert_eq!((inner.token(), inner.claim_id()), (outer.token(), outer.claim_id()));
+    let mut line = Line::new();
+    line.join(1, &form.of(&theirs, "room", terms(stage)));
+    outer.release().await.unwrap();
+    drop(dropped);
+    not_within(patience(stage), "it was released with a guard left", line.next()).await;
+    assert_eq!(inner.state(), State::Held);
+    inner.confirm().await.unwrap();
+    inner.release().await.unwrap();
+    drop(soon(stage, "the last guard released it", line.next()).await);
+}
+
+/// A lock travels on paper to another client, and only to its own home.
+pub async fn a_detached_lock_is_attached_elsewhere(stage: &dyn Stage, form: Form) {
+    let (ours, theirs, far) = (stage.client().await, stage.client().await, stage.elsewhere().await);
+    let lock = form.of(&ours, "baton", terms(stage).detachable().note("runner"));
+    let guard = lock.lock().await.unwrap();
+    let token = guard.token();
+    let paper = guard.detach().await.unwrap().to_string();
+    let ticket: Ticket = paper.parse().unwrap();
+    assert!(lock.try_lock().await.unwrap().is_none(), "detached is not released");
+    ours.close().await.unwrap();
+
+    let refused = far.attach(&ticket).await;
+    assert!(matches!(refused, Err(Error::Invalid { .. })), "at another home: {refused:?}");
+    let other_engine = paper.replace(&format!("\"{}\"", ticket.engine()), "\"nowhere\"");
+    let refused = theirs.attach(&other_engine.parse().unwrap()).await;
+    assert!(matches!(refused, Err(Error::Invalid { .. })), "of another engine: {refused:?}");
+
+    let guard = soon(stage, "it is attached", theirs.attach(&ticket)).await.unwrap();
+    assert_eq!((guard.token(), guard.state()), (token, State::Held));
+    tokio::time::sleep(stage.ttl() * 2).await;
+    assert_eq!(guard.state(), State::Held, "it is looked after");
+    let seen = theirs.inspect("baton").await.unwrap();
+    assert_eq!(seen.holders.first().and_then(|holder| holder.token), Some(token));
+    guard.release().await.unwrap();
+    soon_free(stage, &theirs, "baton").await;
+    let stale = theirs.attach(&ticket).await;
+    assert!(matches!(stale, Err(Error::Lost { .. })), "a used ticket: {stale:?}");
+}
+
+/// The leader is known to all, also when it changes.
+pub async fn an_election_shows_its_leader(stage: &dyn Stage) {
+    let (ours, theirs, crowd) = (stage.client().await, stage.client().await, stage.client().await);
+    let election = |locks: &lockset::Lockset, word: &str| {
+        locks.election("chair").unwrap().with(terms(stage).note(word)).unwrap()
+    };
+    let watching = election(&crowd, "");
+    assert_eq!(watching.leader().await.unwrap(), None);
+    let mut leaders = watching.observe();
+    let mut changes = async || {
+        let change = soon(stage, "a change is seen", leaders.next()).await;
+        change.expect("observing does not end").unwrap().map(|leader| leader.note)
+    };
+    assert_eq!(changes().await, None);
+
+    let term = soon(stage, "it leads", election(&ours, "first").campaign()).await.unwrap();
+    assert_eq!(changes().await.as_deref(), Some("first"));
+    let leader = watching.leader().await.unwrap().expect("there is a leader");
+    assert_eq!((leader.note.as_str(), leader.token), ("first", Some(term.token())));
+    let follower = election(&theirs, "second");
+    assert!(follower.try_campaign().await.unwrap().is_none(), "two leaders");
+    let next = tokio::spawn(async move { follower.campaign().await });
+    let queued = state_with(&ours, "chair", |state| state.waiters.len() == 1);
+    soon(stage, "a candidate waits", queued).await;
+    term.release().await.unwrap();
+    let term = soon(stage, "the next leads", next).await.unwrap().unwrap();
+    // Between two terms there may be a moment without a leader.
+    let mut seen = changes().await;
+    while seen.as_deref() != Some("second") {
+        assert!(matches!(seen.as_deref(), None | Some("first")), "{seen:?}");
+        seen = changes().await;
+    }
+    term.release().await.unwrap();
+    assert_eq!(changes().await, None);
+}
+
+/// A latch opens for all when it was counted down from anywhere, and stays open.
+pub async fn a_latch_opens_when_counted_down(stage: &dyn Stage) {
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let (here, there) = (ours.latch("start", 4).unwrap(), theirs.latch("start", 4).unwrap());
+    let waiting = here.clone();
+    let mut waiter = tokio::spawn(async move { waiting.wait().await });
+    assert_eq!(here.count_down().await.unwrap(), 3);
+    // At the same time from both sides: none is lost.
+    let both = join_all([here.count_down(), there.count_down()]).await;
+    let mut left: Vec<u32> = both.into_iter().map(|left| left.unwrap()).collect();
+    left.sort_unstable();
+    assert_eq!(left, [1, 2], "a count was lost or counted twice");
+    assert_eq!(here.remaining().await.unwrap(), 1);
+    not_within(patience(stage), "it opened too soon", &mut waiter).await;
+    assert_eq!(there.count_down().await.unwrap(), 0);
+    soon(stage, "it opens for who waited", waiter).await.unwrap().unwrap();
+    soon(stage, "it stays open", there.wait()).await.unwrap();
+    assert_eq!(here.count_down().await.unwrap(), 0, "an open latch stays open");
+    let other = theirs.latch("start", 5).unwrap().wait().await;
+    assert!(matches!(other, Err(Error::Conflict { .. })), "another count: {other:?}");
+    here.clear().await.unwrap();
+    assert_eq!(there.remaining().await.unwrap(), 4, "cleared, it begins anew");
+}
+
+/// Nobody passes a barrier before all are there, round after round; who is cancelled leaves.
+pub async fn a_barrier_lets_all_go_together(stage: &dyn Stage) {
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let parties = [&ours, &ours, &theirs].map(|locks| locks.barrier("phase", 3).unwrap());
+    for _ in 0..2 {
+        let early = join_all(parties[..2].iter().map(lockset::Barrier::wait));
+        not_within(patience(stage), "two of three passed", early).await;
+        let left = async {
+            while parties[2].waiting().await.unwrap() > 0 {
+                tokio::time::sleep(stage.ttl() / 200).await;
+            }
+        };
+        soon(stage, "who was cancelled left", left).await;
+
+        let all = join_all(parties.iter().map(lockset::Barrier::wait));
+        let passed = within(stage.ttl(), "all three pass", all).await;
+        let last = passed.into_iter().filter(|last| *last.as_ref().unwrap()).count();
+        assert_eq!(last, 1, "exactly one came last");
+    }
+}

@@ -1,0 +1,69 @@
+//! Several locks at once.
+
+use lockset::{Error, Lockable, Lockset, all};
+use tokio::task::JoinSet;
+
+use crate::form::Form;
+use crate::stage::Stage;
+use crate::tools::{patience, soon, soon_free, terms, within};
+
+/// Either all are held or none is, on one home and on two.
+pub async fn several_locks_are_taken_all_or_none(stage: &dyn Stage, form: Form) {
+    let (ours, theirs, far) = (stage.client().await, stage.client().await, stage.elsewhere().await);
+    let one = |locks: &Lockset, name| form.of(locks, name, terms(stage));
+    for homes in [[&ours, &ours, &ours], [&far, &ours, &far]] {
+        let names = ["c", "b", "a"];
+        let locks = homes.iter().zip(names).map(|(home, name)| one(home, name).lockable());
+        // Twice the same is once.
+        let wanted: Vec<Lockable> = locks.chain([one(&ours, "b").lockable()]).collect();
+        let set = all(wanted).unwrap();
+
+        let obstacle = one(&theirs, "b").lock().await.unwrap();
+        assert!(set.try_lock().await.unwrap().is_none(), "one of them was taken");
+        let late = set.lock_within(patience(stage) / 2).await;
+        match late {
+            Err(Error::Timeout { name, .. }) => assert_eq!(name.as_str(), "b"),
+            other => panic!("a timeout that names b, not {other:?}"),
+        }
+        for (home, name) in homes.iter().zip(names).filter(|(_, name)| *name != "b") {
+            soon_free(stage, home, name).await;
+        }
+        obstacle.release().await.unwrap();
+        let guards = soon(stage, "all are free", set.lock()).await.unwrap();
+        assert_eq!(guards.iter().count(), 3);
+        for (home, name) in homes.iter().zip(names) {
+            let seen = home.inspect(name).await.unwrap();
+            assert_eq!(seen.holders.first().and_then(|h| h.token), guards.token(name), "{name}");
+        }
+        guards.release().await.unwrap();
+        for (home, name) in homes.iter().zip(names) {
+            soon_free(stage, home, name).await;
+        }
+    }
+}
+
+/// Those who want the same locks in different orders do not wait for each other.
+pub async fn opposite_orders_do_not_wait_for_each_other(stage: &dyn Stage) {
+    let far = stage.elsewhere().await;
+    let mut tasks = JoinSet::new();
+    for turned in [false, true, false, true] {
+        let near = stage.client().await;
+        let mut wanted = vec![
+            Lockable::from(near.mutex("x").unwrap().with(terms(stage)).unwrap()),
+            Lockable::from(near.mutex("y").unwrap().with(terms(stage)).unwrap()),
+            Lockable::from(far.mutex("x").unwrap().with(terms(stage)).unwrap()),
+        ];
+        if turned {
+            wanted.reverse();
+        }
+        let set = all(wanted).unwrap();
+        tasks.spawn(async move {
+            for _ in 0..10 {
+                let guards = set.lock().await.unwrap();
+                tokio::task::yield_now().await;
+                guards.release().await.unwrap();
+            }
+        });
+    }
+    within(stage.ttl() * 10, "all had all locks ten times", tasks.join_all()).await;
+}

@@ -1,0 +1,263 @@
+//! Engines that pass everything on to another engine, except for what they change.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_core::stream::BoxStream;
+use futures_util::StreamExt;
+use lockset::engine::{
+    Amend, Capabilities, Claim, Engine, Grant, Scope, Signal, Swap, Version, Wait,
+};
+use lockset::{Break, Holder, LockState, Name, Prefix, Result, Token};
+use tokio::sync::watch;
+
+/// An engine on top of another. Each method passes on unless it is written anew.
+#[async_trait]
+#[expect(missing_docs, reason = "they are the methods of `Engine`")]
+pub trait Layer: Debug + Send + Sync + 'static {
+    fn inner(&self) -> &Arc<dyn Engine>;
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner().capabilities()
+    }
+
+    fn identity(&self) -> String {
+        self.inner().identity()
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        self.inner().acquire(claim, wait).await
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        self.inner().renew(batch).await
+    }
+
+    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
+        self.inner().raise(claim, grant, to).await
+    }
+
+    async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
+        self.inner().amend(claim, grant, to).await
+    }
+
+    async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        next: Option<&Claim>,
+    ) -> Result<Option<Grant>> {
+        self.inner().release(claim, grant, next).await
+    }
+
+    async fn withdraw(&self, claim: &Claim) -> Result<()> {
+        self.inner().withdraw(claim).await
+    }
+
+    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
+        self.inner().watch(scope)
+    }
+
+    async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
+        self.inner().list(prefix).await
+    }
+
+    async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {
+        self.inner().cell(name, expect, value).await
+    }
+
+    async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
+        self.inner().force_release(name, how).await
+    }
+
+    fn signals(&self) -> BoxStream<'static, Signal> {
+        self.inner().signals()
+    }
+
+    async fn close(&self) {
+        self.inner().close().await;
+    }
+}
+
+/// A [`Layer`] as an engine.
+#[derive(Debug)]
+pub struct Layered<L>(pub L);
+
+#[async_trait]
+impl<L: Layer> Engine for Layered<L> {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        self.0.acquire(claim, wait).await
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        self.0.renew(batch).await
+    }
+
+    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
+        self.0.raise(claim, grant, to).await
+    }
+
+    async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
+        self.0.amend(claim, grant, to).await
+    }
+
+    async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        next: Option<&Claim>,
+    ) -> Result<Option<Grant>> {
+        self.0.release(claim, grant, next).await
+    }
+
+    async fn withdraw(&self, claim: &Claim) -> Result<()> {
+        self.0.withdraw(claim).await
+    }
+
+    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
+        self.0.watch(scope)
+    }
+
+    async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
+        self.0.list(prefix).await
+    }
+
+    async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {
+        self.0.cell(name, expect, value).await
+    }
+
+    async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
+        self.0.force_release(name, how).await
+    }
+
+    fn signals(&self) -> BoxStream<'static, Signal> {
+        self.0.signals()
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+/// Whether a home answers. Clones are the same ice.
+#[derive(Clone, Debug)]
+pub struct Ice(Arc<watch::Sender<bool>>);
+
+impl Default for Ice {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+}
+
+impl Ice {
+    /// From now on nothing is answered.
+    pub fn freeze(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// From now on everything is answered again.
+    pub fn thaw(&self) {
+        self.0.send_replace(false);
+    }
+
+    async fn thawed(&self) {
+        // The sender is ours, so waiting cannot fail.
+        let _ = self.0.subscribe().wait_for(|frozen| !frozen).await;
+    }
+}
+
+/// An engine whose home stops answering while there is ice: requests are neither carried out nor
+/// answered, and nothing is told. What was carried out before is answered after.
+#[derive(Debug)]
+pub struct Iced {
+    /// The home.
+    pub inner: Arc<dyn Engine>,
+    /// Its ice.
+    pub ice: Ice,
+}
+
+impl Iced {
+    async fn through<T: Send>(&self, call: impl Future<Output = T> + Send) -> T {
+        self.ice.thawed().await;
+        let answer = call.await;
+        self.ice.thawed().await;
+        answer
+    }
+}
+
+#[async_trait]
+impl Layer for Iced {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.inner
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        self.through(self.inner.acquire(claim, wait)).await
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        self.through(self.inner.renew(batch)).await
+    }
+
+    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
+        self.through(self.inner.raise(claim, grant, to)).await
+    }
+
+    async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
+        self.through(self.inner.amend(claim, grant, to)).await
+    }
+
+    async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        next: Option<&Claim>,
+    ) -> Result<Option<Grant>> {
+        self.through(self.inner.release(claim, grant, next)).await
+    }
+
+    async fn withdraw(&self, claim: &Claim) -> Result<()> {
+        self.through(self.inner.withdraw(claim)).await
+    }
+
+    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
+        iced(self.inner.watch(scope), self.ice.clone())
+    }
+
+    async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
+        self.through(self.inner.list(prefix)).await
+    }
+
+    async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {
+        self.through(self.inner.cell(name, expect, value)).await
+    }
+
+    async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
+        self.through(self.inner.force_release(name, how)).await
+    }
+
+    fn signals(&self) -> BoxStream<'static, Signal> {
+        iced(self.inner.signals(), self.ice.clone())
+    }
+}
+
+fn iced<T: Send + 'static>(stream: BoxStream<'static, T>, ice: Ice) -> BoxStream<'static, T> {
+    stream
+        .then(move |item| {
+            let ice = ice.clone();
+            async move {
+                ice.thawed().await;
+                item
+            }
+        })
+        .boxed()
+}

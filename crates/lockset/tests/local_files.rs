@@ -1,0 +1,430 @@
+//! The local engine on real files, with real processes: what can happen to either.
+//!
+//! Needs Linux and root, for mounts and namespaces; without them these tests fail.
+#![cfg(all(feature = "local", target_os = "linux"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use lockset::engine::local::{Local, LocalOptions};
+use lockset::engine::{Claim, ClaimId, Engine, Grant, Mode, Version, Wait};
+use lockset::{Error, LossReason, Note};
+
+/// Well below the safety net of a second: whoever is this fast was told.
+const AT_ONCE: Duration = Duration::from_millis(500);
+const LONG: Duration = Duration::from_secs(60);
+
+fn open(path: &Path) -> Result<Local, Error> {
+    Local::open(LocalOptions { path: Some(path.to_owned()), ..LocalOptions::default() })
+}
+
+fn claim(ttl: Duration) -> Claim {
+    Claim {
+        id: ClaimId::random(),
+        name: "jobs/1".parse().unwrap(),
+        mode: Mode::Exclusive,
+        ttl,
+        fixed: false,
+        floor: None,
+        note: Note::default(),
+        detachable: false,
+    }
+}
+
+async fn hold(engine: &Local, ttl: Duration) -> (Claim, Grant) {
+    let claim = claim(ttl);
+    let grant = engine.acquire(&claim, Wait::No).await.unwrap().expect("the lock is free");
+    (claim, grant)
+}
+
+/// The words of a failure that nobody but a person can mend.
+fn final_words(outcome: Result<Local, Error>) -> String {
+    let error = outcome.expect_err("this file cannot be used");
+    assert!(matches!(error, Error::Unreachable { retryable: false, .. }), "{error:?}");
+    error.to_string()
+}
+
+/// A file in a folder of its own.
+fn scratch() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    (folder, path)
+}
+
+#[tokio::test]
+async fn all_files_are_private() {
+    let (folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    hold(&engine, LONG).await;
+    for (file, mode) in [("", 0o600), ("-wal", 0o600), ("-shm", 0o600), ("-inbox", 0o700)] {
+        let file = folder.path().join(format!("locks.db{file}"));
+        let found = file.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(found, mode, "{}", file.display());
+    }
+    let inbox = folder.path().join("locks.db-inbox");
+    assert_eq!(inbox.read_dir().unwrap().count(), 1);
+    engine.close().await;
+    assert_eq!(inbox.read_dir().unwrap().count(), 0, "the socket is removed");
+    assert!(matches!(engine.acquire(&claim(LONG), Wait::No).await, Err(Error::Closed)));
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_refused_and_left_alone() {
+    let (_folder, path) = scratch();
+    for text in ["short".to_owned(), "long ".repeat(4000)] {
+        std::fs::write(&path, &text).unwrap();
+        assert!(final_words(open(&path)).contains("is not a Lockset database"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+}
+
+#[tokio::test]
+async fn a_database_of_another_program_is_refused_and_left_alone() {
+    for setup in ["PRAGMA application_id = 7", "SELECT 1"] {
+        let (_folder, path) = scratch();
+        let db = rusqlite::Connection::open(&path).unwrap();
+        db.execute_batch(&format!("CREATE TABLE theirs (x); {setup}")).unwrap();
+        drop(db);
+        let before = std::fs::read(&path).unwrap();
+        assert!(final_words(open(&path)).contains("another program"));
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
+}
+
+#[tokio::test]
+async fn a_newer_format_is_refused() {
+    let (_folder, path) = scratch();
+    drop(open(&path).unwrap());
+    let db = rusqlite::Connection::open(&path).unwrap();
+    db.pragma_update(None, "user_version", 2).unwrap();
+    drop(db);
+    assert!(final_words(open(&path)).contains("use the newer lockset"));
+}
+
+#[tokio::test]
+async fn a_folder_that_does_not_exist_is_said() {
+    let (folder, _) = scratch();
+    assert!(final_words(open(&folder.path().join("no/locks.db"))).contains("does not exist"));
+    assert!(final_words(open(folder.path())).contains("not a file"));
+}
+
+#[tokio::test]
+async fn a_deleted_or_replaced_file_is_an_error_at_the_next_operation() {
+    let (folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let (claim, grant) = hold(&engine, LONG).await;
+    let away = folder.path().join("away");
+    std::fs::rename(&path, &away).unwrap();
+    let error = engine.release(&claim, &grant, None).await.unwrap_err();
+    assert!(error.to_string().contains("was deleted or moved"), "{error}");
+    std::fs::write(&path, "another").unwrap();
+    let error = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap_err();
+    assert!(error.to_string().contains("was replaced"), "{error}");
+    assert!(!error.is_retryable());
+    // Nothing was lost: it is all there where the file is now.
+    std::fs::rename(&away, &path).unwrap();
+    engine.release(&claim, &grant, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn nothing_but_fences_and_cells_survives_a_reboot() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let (_, before) = hold(&engine, LONG).await;
+    engine.cell(&"jobs/1".parse().unwrap(), Version::ABSENT, Some(vec![7])).await.unwrap();
+    drop(engine);
+    let db = rusqlite::Connection::open(&path).unwrap();
+    db.execute_batch("UPDATE home SET boot = 'an earlier one'").unwrap();
+    // An hour ahead of the clock, so that only the fence can keep tokens growing.
+    db.execute("UPDATE lock SET token = token + 3600000000", []).unwrap();
+    drop(db);
+    let engine = open(&path).unwrap();
+    let (_, after) = hold(&engine, LONG).await;
+    assert_eq!(after.token.get(), before.token.get() + 3_600_000_001);
+    let state = engine.list(&"".parse().unwrap()).await.unwrap().remove(0);
+    assert_eq!(state.cell.unwrap().value, [7]);
+}
+
+/// A file system of a few pages, unmounted when dropped.
+struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    fn mount(options: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        run("mount", &["-t", "tmpfs", "-o", options, "lockset-test", text(folder.path())]);
+        Self(folder)
+    }
+
+    fn remount(&self, options: &str) {
+        run("mount", &["-o", &format!("remount,{options}"), text(self.0.path())]);
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.path().join("locks.db")
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        run("umount", &["-l", text(self.0.path())]);
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new(program).args(arguments).status().unwrap();
+    assert!(status.success(), "{program} {arguments:?} (these tests need root): {status}");
+}
+
+#[tokio::test]
+async fn a_read_only_file_system_is_said() {
+    let disk = Tmpfs::mount("size=4m");
+    disk.remount("ro");
+    assert!(final_words(open(&disk.file())).contains("read-only"));
+    disk.remount("rw");
+    drop(open(&disk.file()).unwrap());
+    // Its reader ends at the next chance, and its socket with it.
+    tokio::task::yield_now().await;
+    disk.remount("ro");
+    assert!(final_words(open(&disk.file())).contains("read-only"));
+}
+
+#[tokio::test]
+async fn a_full_disk_is_said_and_loses_nothing() {
+    let disk = Tmpfs::mount("size=512k");
+    let engine = open(&disk.file()).unwrap();
+    let (claim, grant) = hold(&engine, LONG).await;
+    let ballast = disk.0.path().join("ballast");
+    let filled = std::fs::write(&ballast, vec![1; 1 << 20]);
+    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    // A cell larger than the whole disk cannot be written, however the log is reused.
+    let name = "big".parse().unwrap();
+    let error = engine.cell(&name, Version::ABSENT, Some(vec![0; 1 << 20])).await.unwrap_err();
+    assert!(error.to_string().contains("is full; free some space"), "{error}");
+    assert!(error.is_retryable());
+    std::fs::remove_file(&ballast).unwrap();
+    let renewed = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+    assert_eq!(renewed.token, grant.token);
+    engine.release(&claim, &renewed, None).await.unwrap();
+    hold(&engine, LONG).await;
+}
+
+/// No test by itself: it is what [`Other`] runs, and it does nothing unless told to by the
+/// environment.
+#[test]
+fn in_another_process() {
+    let Some(path) = std::env::var_os("LOCKSET_TEST_FILE") else { return };
+    let ttl = std::env::var("LOCKSET_TEST_TTL_MS").unwrap().parse().unwrap();
+    let waits = std::env::var_os("LOCKSET_TEST_WAITS").is_some();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let engine = open(Path::new(&path)).unwrap();
+        let claim = claim(Duration::from_millis(ttl));
+        let acquire = engine.acquire(&claim, if waits { Wait::Forever } else { Wait::No });
+        tokio::pin!(acquire);
+        if waits {
+            assert!(futures_util::poll!(&mut acquire).is_pending());
+            println!("\nwaits");
+        }
+        assert!(acquire.await.unwrap().is_some());
+        println!("\nholds");
+        // Until it is killed.
+        std::future::pending::<()>().await;
+    });
+}
+
+/// A process like ours, killed when dropped.
+struct Other {
+    child: Child,
+    words: BufReader<std::process::ChildStdout>,
+}
+
+impl Other {
+    fn holding(path: &Path, ttl: Duration, before: &[&str]) -> Self {
+        let mut other = Self::start(path, ttl, before, &[]);
+        other.says("holds");
+        other
+    }
+
+    fn waiting(path: &Path, ttl: Duration) -> Self {
+        let mut other = Self::start(path, ttl, &[], &[("LOCKSET_TEST_WAITS", "1")]);
+        other.says("waits");
+        other
+    }
+
+    fn start(path: &Path, ttl: Duration, before: &[&str], settings: &[(&str, &str)]) -> Self {
+        let test = std::env::current_exe().unwrap();
+        let mut whole = before.to_vec();
+        whole.extend([text(&test), "--exact", "in_another_process", "--nocapture"]);
+        let mut child = Command::new(whole[0])
+            .args(&whole[1..])
+            .env("LOCKSET_TEST_FILE", path)
+            .env("LOCKSET_TEST_TTL_MS", ttl.as_millis().to_string())
+            .envs(settings.iter().copied())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let words = BufReader::new(child.stdout.take().unwrap());
+        Self { child, words }
+    }
+
+    fn says(&mut self, word: &str) {
+        let mut line = String::new();
+        while line.trim() != word {
+            line.clear();
+            assert!(self.words.read_line(&mut line).unwrap() > 0, "it ended before `{word}`");
+        }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // It may be dead already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_killed_holder_is_succeeded_at_once_by_who_waits() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let mut other = Other::holding(&path, LONG, &[]);
+    let claim = claim(LONG);
+    let waiting = engine.acquire(&claim, Wait::Forever);
+    tokio::pin!(waiting);
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    // Not waited for, so it becomes a zombie: its parent may never care.
+    other.child.kill().unwrap();
+    let killed = Instant::now();
+    assert!(waiting.await.unwrap().is_some());
+    assert!(killed.elapsed() < AT_ONCE, "{:?}", killed.elapsed());
+}
+
+#[tokio::test]
+async fn a_killed_holder_is_succeeded_at_once_by_who_tries() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let mut other = Other::holding(&path, LONG, &[]);
+    assert!(engine.acquire(&claim(LONG), Wait::No).await.unwrap().is_none());
+    other.kill();
+    assert!(engine.list(&"".parse().unwrap()).await.unwrap().is_empty(), "nobody holds it");
+    hold(&engine, LONG).await;
+}
+
+#[tokio::test]
+async fn a_killed_waiter_delays_nobody() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let (held, grant) = hold(&engine, LONG).await;
+    let mut other = Other::waiting(&path, LONG);
+    let claim = claim(LONG);
+    let waiting = engine.acquire(&claim, Wait::Forever);
+    tokio::pin!(waiting);
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    other.kill();
+    engine.release(&held, &grant, None).await.unwrap();
+    let released = Instant::now();
+    assert!(waiting.await.unwrap().is_some());
+    assert!(released.elapsed() < AT_ONCE, "{:?}", released.elapsed());
+}
+
+#[tokio::test]
+async fn a_process_that_waits_is_told_by_the_release() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let (held, grant) = hold(&engine, LONG).await;
+    let mut other = Other::waiting(&path, LONG);
+    engine.release(&held, &grant, None).await.unwrap();
+    let released = Instant::now();
+    other.says("holds");
+    assert!(released.elapsed() < AT_ONCE, "{:?}", released.elapsed());
+}
+
+#[tokio::test]
+async fn a_holder_in_another_pid_namespace_keeps_its_lease() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let lease = Duration::from_millis(1500);
+    let before = Instant::now();
+    let elsewhere = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+    let mut other = Other::holding(&path, lease, &elsewhere);
+    let granted = Instant::now();
+    other.kill();
+    assert!(engine.acquire(&claim(LONG), Wait::No).await.unwrap().is_none());
+    let claim = claim(LONG);
+    assert!(engine.acquire(&claim, Wait::Forever).await.unwrap().is_some());
+    assert!(before.elapsed() >= lease, "not before its lease ends: {:?}", before.elapsed());
+    assert!(granted.elapsed() < lease + AT_ONCE, "and then at once: {:?}", granted.elapsed());
+}
+
+#[tokio::test]
+async fn a_forked_child_holds_nothing_and_touches_nothing() {
+    let (_folder, path) = scratch();
+    let mut engine = Some(open(&path).unwrap());
+    let (claim, grant) = hold(engine.as_ref().unwrap(), LONG).await;
+    let forked = |error: Error| matches!(error, Error::Lost { reason: LossReason::Forked, .. });
+    let answered = in_a_fork(|| {
+        let engine = engine.take().unwrap();
+        let renewed = engine.renew(&[(&claim, &grant)]).now_or_never().unwrap().remove(0);
+        let released = engine.release(&claim, &grant, None).now_or_never().unwrap();
+        let acquired = engine.acquire(&claim, Wait::Forever).now_or_never().unwrap();
+        let withdrawn = engine.withdraw(&claim).now_or_never().unwrap();
+        drop(engine);
+        renewed.is_err_and(forked)
+            && released.is_err_and(forked)
+            && acquired.is_err_and(|error| error.to_string().contains("before a fork"))
+            && withdrawn.is_err_and(|error| error.to_string().contains("before a fork"))
+    });
+    assert!(answered, "in the child");
+    // The parent has everything as before, its inbox included.
+    let engine = engine.unwrap();
+    let second = open(&path).unwrap();
+    let next = self::claim(LONG);
+    let waiting = engine.acquire(&next, Wait::Forever);
+    tokio::pin!(waiting);
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    second.release(&claim, &grant, None).await.unwrap();
+    let released = Instant::now();
+    assert!(waiting.await.unwrap().is_some());
+    assert!(released.elapsed() < AT_ONCE, "{:?}", released.elapsed());
+}
+
+/// Runs `work` in a forked child, and answers what it answered.
+#[allow(unsafe_code)]
+fn in_a_fork(work: impl FnOnce() -> bool) -> bool {
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn _exit(code: i32) -> !;
+        fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+    }
+    // SAFETY: the child has one thread, takes no lock that another thread of the parent could
+    // have held but the allocator's, which the C library looks after, and leaves by `_exit`, so
+    // that nothing of the test harness runs twice. `status` outlives the call.
+    unsafe {
+        match fork() {
+            0 => {
+                let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+                _exit(if matches!(good, Ok(true)) { 0 } else { 1 })
+            }
+            child => {
+                let mut status = -1;
+                assert_eq!(waitpid(child, &mut status, 0), child);
+                status == 0
+            }
+        }
+    }
+}
