@@ -414,9 +414,9 @@ impl Seen {
         let reason = match (self.lost, guard.state()) {
             (Some(reason), _) | (None, State::Lost(reason)) => reason,
             _ if !self.ended_by_lease => return None,
-            (None, State::Uncertain) => LossReason::Expired,
             // It is still ours, but its end was in sight.
             _ if is_revoked(locks, guard).await => LossReason::Revoked,
+            (None, State::Uncertain) => LossReason::Expired,
             _ => LossReason::HeldLongest,
         };
         Some(format!("the lock `{}` was lost: {reason}; the command was ended", guard.name()))
