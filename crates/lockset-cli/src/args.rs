@@ -200,7 +200,7 @@ pub(crate) struct Patience {
 }
 
 /// In which way to hold the lock.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct ModeArgs {
     /// Hold it together with other shared holders
     #[arg(long, conflicts_with = "limit")]

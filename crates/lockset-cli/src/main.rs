@@ -8,6 +8,7 @@ mod look;
 mod output;
 mod procs;
 mod run;
+mod supervise;
 mod sys;
 mod take;
 mod terminal;

@@ -1,40 +1,36 @@
 //! `lockset run` and `lockset elect`: hold a lock, and run a command for exactly as long.
 //!
-//! The guardian executes the command and keeps the lease's deadlines; this side takes the lock,
-//! tells the guardian how long it may be trusted, forwards signals, and decides the exit code.
+//! Takes the lock, has the command watched while it runs (`supervise`), and gives the lock back.
 
-use std::ffi::OsString;
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use lockset::{Guard, Lockset, LossReason, Name, State, Terms};
-use rustix::process::Pid;
+use lockset::{Guard, Lockset, Name, Terms};
 
 use crate::args::{ElectArgs, JobArgs, ModeArgs, Patience, RunArgs};
 use crate::home::Home;
 use crate::link::{Link, Prepared, Signals};
-use crate::output::{Failure, code, complain};
+use crate::output::{Failure, complain};
+use crate::supervise::Watch;
 use crate::sys;
 use crate::take::{Wish, take};
 use crate::terminal::Terminal;
-use crate::wire::{Ending, Order, Report, Start};
+use crate::wire::Order;
 
 /// The longest time that is given to cleaning up on the way out.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// When this long after a KILL something still lives, a line says why lockset is still here.
-const UNKILLABLE_AFTER: Duration = Duration::from_secs(5);
-
-/// The longest time between TERM and KILL for those who outlive the command.
-const LONGEST_SWEEP: Duration = Duration::from_secs(10);
+/// The lease, unless told otherwise.
+const USUAL_TTL: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Failure> {
     check_grace(&args.job)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
         let mut session = Session::open(prepared, home).await?;
-        let outcome = session.once(&args.name, &wish_of_run(args), &args.job, verbose).await;
+        let wish = wish(args.mode, &args.patience, &args.job);
+        let outcome = session.once(&args.name, &wish, &args.job, verbose).await;
         session.close().await;
         outcome.map(|run| run.code)
     })
@@ -56,11 +52,7 @@ async fn campaign_again_and_again(
     args: &ElectArgs,
     verbose: bool,
 ) -> Result<u8, Failure> {
-    let wish = Wish {
-        mode: ModeArgs { shared: false, permits: None, limit: None },
-        election: true,
-        ..wish(&args.patience, &args.job)
-    };
+    let wish = Wish { election: true, ..wish(ModeArgs::default(), &args.patience, &args.job) };
     session.announce = Some(if args.json { Announce::Json } else { Announce::Text });
     loop {
         let began = sys::now();
@@ -76,38 +68,23 @@ async fn campaign_again_and_again(
     }
 }
 
-fn wish_of_run(args: &RunArgs) -> Wish<'_> {
-    Wish { mode: ModeArgs { ..args.mode }, ..wish(&args.patience, &args.job) }
-}
-
-fn wish<'a>(patience: &'a Patience, job: &JobArgs) -> Wish<'a> {
-    Wish {
-        mode: ModeArgs { shared: false, permits: None, limit: None },
-        election: false,
-        terms: terms(job),
-        patience,
-    }
-}
-
-fn terms(job: &JobArgs) -> Terms {
-    let mut terms = Terms::default();
-    if let Some(ttl) = job.terms.ttl {
-        terms = terms.ttl(ttl);
-    }
+fn wish<'a>(mode: ModeArgs, patience: &'a Patience, job: &JobArgs) -> Wish<'a> {
+    let mut terms = Terms::default().ttl(ttl(job));
     if let Some(longest) = job.max_hold {
-        // Whoever limits the hold to less than the usual lease means a shorter lease, too.
-        if job.terms.ttl.is_none() && longest < DEFAULT_TTL {
-            terms = terms.ttl(longest);
-        }
         terms = terms.max_hold(longest);
     }
-    terms.note(job.terms.note.clone().unwrap_or_default())
+    let note = job.terms.note.clone().unwrap_or_default();
+    Wish { mode, election: false, terms: terms.note(note), patience }
 }
 
-const DEFAULT_TTL: Duration = Duration::from_secs(30);
+/// Whoever limits the hold to less than the usual lease means a shorter lease, too.
+fn ttl(job: &JobArgs) -> Duration {
+    let usual = job.max_hold.map_or(USUAL_TTL, |longest| longest.min(USUAL_TTL));
+    job.terms.ttl.unwrap_or(usual)
+}
 
 fn check_grace(job: &JobArgs) -> Result<(), Failure> {
-    let ttl = job.terms.ttl.unwrap_or(DEFAULT_TTL);
+    let ttl = ttl(job);
     match job.grace {
         Some(grace) if grace > ttl / 3 => Err(Failure::own(format!(
             "--grace {} is more than a third of the ttl ({}); the lease is renewed every third, so \
@@ -128,22 +105,22 @@ enum Announce {
 }
 
 /// Everything one invocation has open.
-struct Session {
-    locks: Lockset,
-    link: Link,
-    signals: Signals,
-    terminal: Option<Terminal>,
+pub(crate) struct Session {
+    pub(crate) locks: Lockset,
+    pub(crate) link: Link,
+    pub(crate) signals: Signals,
+    pub(crate) terminal: Option<Terminal>,
     announce: Option<Announce>,
     /// The engine did not answer lately.
     is_deaf: bool,
 }
 
 /// How one hold went.
-struct Outcome {
-    code: u8,
+pub(crate) struct Outcome {
+    pub(crate) code: u8,
     /// Somebody wants lockset itself to end, not only this command.
-    asked_to_end: bool,
-    never_ran: bool,
+    pub(crate) asked_to_end: bool,
+    pub(crate) never_ran: bool,
 }
 
 impl Outcome {
@@ -232,7 +209,7 @@ async fn unless_ended<T>(
             biased;
             signal = signals.next() => match signal {
                 signal if sys::ENDING.contains(&signal) => return Ok(Err(signal as u8)),
-                libc::SIGTSTP => { let _ = sys::stop_own_group(); }
+                libc::SIGTSTP => { let _ = sys::stop(sys::Stop::Lockset); }
                 _ => {}
             },
             // No command runs, so a report can only be a late one of the last.
@@ -244,230 +221,9 @@ async fn unless_ended<T>(
     }
 }
 
-fn guardian_gone() -> Failure {
+pub(crate) fn guardian_gone() -> Failure {
     Failure::own("the guardian process was killed")
         .hint("it is the process named lock-guardian; nobody but lockset should end it")
-}
-
-/// The time while the command runs.
-struct Watch<'a> {
-    session: &'a mut Session,
-    guard: &'a Guard,
-    ttl: Duration,
-    grace: Duration,
-    seen: Seen,
-}
-
-/// What happened meanwhile.
-#[derive(Default)]
-struct Seen {
-    group: Option<Pid>,
-    ending: Option<Ending>,
-    failed: Option<i32>,
-    /// The command was ended because its lease was about to be.
-    ended_by_lease: bool,
-    lost: Option<LossReason>,
-    guardian_gone: bool,
-    asked_to_end: bool,
-}
-
-impl<'a> Watch<'a> {
-    fn new(session: &'a mut Session, guard: &'a Guard, job: &JobArgs) -> Self {
-        let ttl = guard.ttl();
-        let grace = job.grace.unwrap_or(ttl / 3).min(ttl / 3);
-        Self { session, guard, ttl, grace, seen: Seen::default() }
-    }
-
-    async fn run(mut self, job: &JobArgs) -> Seen {
-        let start = self.start(job);
-        // The lease first: whatever happens to lockset now, the command has a deadline.
-        self.tell_lease().await;
-        self.session.link.order(&Order::Start(start)).await;
-        while self.step().await {}
-        if let Some(terminal) = &self.session.terminal {
-            terminal.take_back(self.seen.group);
-        }
-        self.seen
-    }
-
-    fn start(&self, job: &JobArgs) -> Start {
-        let guard = self.guard;
-        let env = [
-            ("LOCKSET_NAME", guard.name().to_string()),
-            ("LOCKSET_TOKEN", guard.token().to_string()),
-            ("LOCKSET_OWNER", guard.claim_id().to_string()),
-            ("LOCKSET_ENGINE", self.session.locks.engine().to_owned()),
-            ("LOCKSET_TTL_MS", self.ttl.as_millis().to_string()),
-        ];
-        Start {
-            command: job.command.clone(),
-            env: env.map(|(key, value)| (key.into(), OsString::from(value))).into(),
-            foreground: self.session.terminal.as_ref().is_some_and(Terminal::is_ours),
-            sweep: (!job.leave_children).then_some(self.grace.min(LONGEST_SWEEP)),
-        }
-    }
-
-    /// Deals with the next thing that happens; `false` when all is over.
-    async fn step(&mut self) -> bool {
-        let patience = if self.seen.lost.is_some() {
-            UNKILLABLE_AFTER
-        } else {
-            look_again_in(self.guard.valid_for(), self.ttl)
-        };
-        let guard = self.guard;
-        let is_lost = self.seen.lost.is_some();
-        tokio::select! {
-            biased;
-            report = self.session.link.report() => self.hear(report).await,
-            signal = self.session.signals.next() => { self.forward(signal).await; true }
-            reason = guard.lost(), if !is_lost => {
-                self.seen.lost = Some(reason);
-                self.session.link.order(&Order::KillAll).await;
-                true
-            }
-            () = tokio::time::sleep(patience) => {
-                if is_lost {
-                    complain("some of the command's processes cannot be killed; waiting for them");
-                } else {
-                    self.tell_lease().await;
-                }
-                true
-            }
-        }
-    }
-
-    async fn hear(&mut self, report: Option<Report>) -> bool {
-        match report {
-            Some(Report::Started(pid)) => self.seen.group = Pid::from_raw(pid),
-            Some(Report::Stopped(signal)) => self.stop_too(signal).await,
-            Some(Report::Warned | Report::Killing) => self.seen.ended_by_lease = true,
-            Some(Report::Ended(ending)) => self.seen.ending = Some(ending),
-            Some(Report::Failed(error)) => {
-                self.seen.failed = Some(error);
-                return false;
-            }
-            // After an order to kill, `Gone` is still to come.
-            Some(Report::Quiet) => return self.seen.lost.is_some(),
-            // The guardian may have killed by itself and then by order: the second `Gone` of one
-            // command arrives before the next has started.
-            Some(Report::Gone) => return self.seen.group.is_none(),
-            None => {
-                self.session.link.act_for_guardian();
-                self.seen.guardian_gone = true;
-                return false;
-            }
-        }
-        true
-    }
-
-    async fn forward(&mut self, signal: i32) {
-        self.seen.asked_to_end |= sys::ENDING.contains(&signal);
-        let order = match signal {
-            libc::SIGCONT => {
-                let terminal = self.session.terminal.as_ref();
-                Order::Resume { foreground: terminal.is_some_and(Terminal::is_ours) }
-            }
-            signal => Order::Signal(signal),
-        };
-        self.session.link.order(&order).await;
-    }
-
-    /// The command was stopped. On a terminal lockset stops, too, so that the shell sees it; the
-    /// CONT that ends this is then forwarded like any other.
-    async fn stop_too(&mut self, signal: i32) {
-        let Some(terminal) = &self.session.terminal else { return };
-        terminal.take_back(self.seen.group);
-        let stopped = sys::stop_own_group().unwrap_or(false);
-        if !stopped && signal == libc::SIGTSTP {
-            // Nobody is there who could continue us: Ctrl-Z is then of no use to anybody.
-            let foreground = terminal.is_ours();
-            self.session.link.order(&Order::Resume { foreground }).await;
-        }
-    }
-
-    /// Tells the guardian until when the lock may be trusted, as known now.
-    async fn tell_lease(&mut self) {
-        let (term_in, kill_in) = deadlines(self.guard.valid_for(), self.ttl, self.grace);
-        let now = sys::now();
-        let order = Order::Lease { term_at: now + term_in, kill_at: now + kill_in };
-        self.session.link.order(&order).await;
-    }
-}
-
-/// In how long the command gets TERM, and in how long KILL, if the lease is not renewed.
-fn deadlines(left: Duration, ttl: Duration, grace: Duration) -> (Duration, Duration) {
-    let margin = (ttl / 20).max(Duration::from_millis(250)).min(ttl / 2);
-    let kill = left.saturating_sub(margin);
-    (left.saturating_sub(grace).min(kill), kill)
-}
-
-/// When the lease is to be looked at again. It is renewed every third of the ttl, so half a ttl
-/// before its end all is usually well; if not, it is watched closely.
-fn look_again_in(left: Duration, ttl: Duration) -> Duration {
-    let calm = left.saturating_sub(ttl / 2);
-    calm.max((ttl / 50).max(Duration::from_millis(5)))
-}
-
-impl Seen {
-    /// Why the lock was lost, if it was; asked before it is released.
-    async fn loss(&self, locks: &Lockset, guard: &Guard) -> Option<String> {
-        let reason = match (self.lost, guard.state()) {
-            (Some(reason), _) | (None, State::Lost(reason)) => reason,
-            _ if !self.ended_by_lease => return None,
-            // It is still ours, but its end was in sight.
-            _ if is_revoked(locks, guard).await => LossReason::Revoked,
-            (None, State::Uncertain) => LossReason::Expired,
-            _ => LossReason::HeldLongest,
-        };
-        Some(format!("the lock `{}` was lost: {reason}; the command was ended", guard.name()))
-    }
-
-    /// Says what there is to say, and decides the exit code.
-    fn finish(
-        self,
-        name: &Name,
-        loss: Option<String>,
-        released: lockset::Result<()>,
-        job: &JobArgs,
-    ) -> Result<Outcome, Failure> {
-        if let Some(errno) = self.failed {
-            return Err(cannot_execute(job, errno));
-        }
-        if let Some(loss) = loss {
-            complain(loss);
-            return Ok(self.outcome(job.lost_exit_code.unwrap_or(code::LOST)));
-        }
-        if self.guardian_gone {
-            complain("the command and all it had started were killed");
-            return Err(guardian_gone());
-        }
-        if let Err(error) = released {
-            complain(format_args!(
-                "`{name}` could not be released, its lease will end it: {error}"
-            ));
-        }
-        let code = self.ending.map_or(code::OWN_ERROR, Ending::exit_code);
-        Ok(self.outcome(code))
-    }
-
-    fn outcome(&self, code: u8) -> Outcome {
-        // Ctrl-C on a terminal reaches the command only, but is meant for both.
-        let interrupted = matches!(self.ending, Some(Ending::Signalled(signal))
-            if [libc::SIGINT, libc::SIGQUIT].contains(&signal.into()));
-        Outcome { code, asked_to_end: self.asked_to_end || interrupted, never_ran: false }
-    }
-}
-
-/// Whether an operator asked for the lock back.
-async fn is_revoked(locks: &Lockset, guard: &Guard) -> bool {
-    let look = locks.inspect(guard.name().as_str());
-    match tokio::time::timeout(Duration::from_millis(500), look).await {
-        Ok(Ok(state)) => state
-            .holders
-            .iter()
-            .any(|holder| holder.claim == Some(guard.claim_id()) && holder.revoked),
-        _ => false,
-    }
 }
 
 fn no_answer(locks: &Lockset) -> lockset::Error {
@@ -476,50 +232,5 @@ fn no_answer(locks: &Lockset) -> lockset::Error {
         what: format!("it did not answer within {FAREWELL:?}"),
         retryable: true,
         source: None,
-    }
-}
-
-fn cannot_execute(job: &JobArgs, errno: i32) -> Failure {
-    let program = job.command.first().map(|word| word.to_string_lossy()).unwrap_or_default();
-    match errno {
-        libc::ENOENT => Failure::new(
-            code::NOT_FOUND,
-            format!("the command `{program}` (or the interpreter it names) was not found"),
-        ),
-        errno => {
-            let error = std::io::Error::from_raw_os_error(errno);
-            let code = match errno {
-                libc::EAGAIN | libc::ENOMEM => code::OWN_ERROR,
-                _ => code::CANNOT_EXECUTE,
-            };
-            Failure::new(code, format!("the command `{program}` cannot be executed: {error}"))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn a_long_lease_ends_with_term_at_grace_and_kill_at_five_percent() {
-        let (term, kill) = deadlines(60 * SECOND, 60 * SECOND, 20 * SECOND);
-        assert_eq!((term, kill), (40 * SECOND, 57 * SECOND));
-    }
-
-    #[test]
-    fn term_never_comes_after_kill_and_nothing_is_negative() {
-        for ttl in [100, 300, 600, 1000, 5000] {
-            let ttl = Duration::from_millis(ttl);
-            for left in [Duration::ZERO, ttl / 10, ttl] {
-                let (term, kill) = deadlines(left, ttl, ttl / 3);
-                assert!(term <= kill && kill <= left, "{ttl:?} {left:?}");
-            }
-            // Right after a renewal, and until the next one is due, nothing happens.
-            let (term, _) = deadlines(ttl, ttl, ttl / 3);
-            assert!(term > ttl / 3, "{ttl:?}");
-        }
     }
 }

@@ -163,16 +163,29 @@ pub(crate) fn set_foreground(terminal: &File, group: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// Stops this process and its group as Ctrl-Z would have, so that the shell sees a stopped job.
-/// Returns after it was continued; `false` if the kernel would not stop it, because nobody is
-/// there who could continue it.
-pub(crate) fn stop_own_group() -> io::Result<bool> {
+/// Who is stopped.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Stop {
+    /// This process: it was told to.
+    Lockset,
+    /// Its whole group, that is, the shell's job: the command's group was stopped by Ctrl-Z, which
+    /// the rest of the job has not seen.
+    Job,
+}
+
+/// Stops as Ctrl-Z would have, so that the shell sees a stopped job. Returns after having been
+/// continued; `false` if the kernel would not stop us, because nobody is there who could continue
+/// us.
+pub(crate) fn stop(whom: Stop) -> io::Result<bool> {
     if is_ignored(libc::SIGTSTP) {
         return Ok(false);
     }
     let before = CONTINUED.load(Ordering::SeqCst);
     handle(libc::SIGTSTP, libc::SIG_DFL)?;
-    rustix::process::kill_current_process_group(Signal::TSTP)?;
+    match whom {
+        Stop::Lockset => rustix::process::kill_process(rustix::process::getpid(), Signal::TSTP)?,
+        Stop::Job => rustix::process::kill_current_process_group(Signal::TSTP)?,
+    }
     // Any thread may take the signal, so the stop may come a moment after kill returned.
     std::thread::sleep(Duration::from_millis(20));
     handle(libc::SIGTSTP, on_signal as *const () as libc::sighandler_t)?;

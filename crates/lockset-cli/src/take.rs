@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use lockset::{Error, Guard, LockState, Lockset, Name, Terms};
+use rustix::process::getpgrp;
+use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
 use crate::args::{ModeArgs, Patience};
 use crate::output::{Failure, brief, by_with_note, code, complain};
@@ -159,7 +161,11 @@ impl<'a> WaitLine<'a> {
 
     /// Never longer than the terminal is wide: a line that wraps cannot be rewritten.
     fn draw(&self, text: &str) {
-        let width = rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| size.ws_col);
+        // In the background the screen is somebody else's.
+        if tcgetpgrp(io::stderr()).is_ok_and(|group| group != getpgrp()) {
+            return;
+        }
+        let width = tcgetwinsize(io::stderr()).map_or(80, |size| size.ws_col);
         let width = if width == 0 { 80 } else { usize::from(width) };
         let text: String = text.chars().take(width.saturating_sub(1)).collect();
         let _ = write!(io::stderr(), "\r\x1b[K{text}");

@@ -50,7 +50,7 @@ async fn acquire_into(
 ) -> Result<(), Failure> {
     let terms = Terms::default().ttl(args.ttl).detachable();
     let wish = Wish {
-        mode: crate::args::ModeArgs { ..args.mode },
+        mode: args.mode,
         election: false,
         terms: terms.note(args.note.clone().unwrap_or_default()),
         patience: &args.patience,

@@ -48,6 +48,21 @@ fn leadership_passes_on_when_the_leader_dies() {
 }
 
 #[test]
+fn a_leader_that_lost_its_office_campaigns_again() {
+    let home = Home::new();
+    let script = "echo $LOCKSET_TOKEN >>log; exec sleep 1000";
+    let running = Running::spawn(&mut home.lockset(&["elect", "boss", "--", "sh", "-c", script]));
+    until("it leads", || home.text("log").lines().count() == 1);
+    assert_eq!(code(&home.lockset(&["break", "--now", "boss"]).output().unwrap()), 0);
+    until("it leads again", || home.text("log").lines().count() == 2);
+    let log = home.text("log");
+    let tokens: Vec<u64> = log.lines().map(|line| line.parse().unwrap()).collect();
+    assert!(tokens[0] < tokens[1], "{tokens:?}");
+    running.signal(Signal::TERM);
+    assert_eq!(code(&running.wait()), 128 + 15);
+}
+
+#[test]
 fn a_signal_ends_a_campaign() {
     let home = Home::new();
     let _leader = home.hold("boss");

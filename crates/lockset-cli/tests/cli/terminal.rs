@@ -12,7 +12,7 @@ use std::time::Instant;
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::common::{Home, PATIENCE, is_stopped, until};
+use crate::common::{BINARY, Home, PATIENCE, is_stopped, until};
 
 /// A terminal with a session on it; both ends with the test.
 struct Terminal {
@@ -180,6 +180,36 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     terminal.expect("got: hello");
     terminal.type_in("echo code=$?\n");
     terminal.expect("code=3");
+}
+
+#[test]
+fn ctrl_z_is_undone_where_nobody_could_continue_the_job() {
+    let home = Home::new();
+    // Like the first process of a container on a terminal: no shell above it.
+    let mut command = Command::new(BINARY);
+    let script = "trap 'echo continued' CONT; echo ready; read line; echo got: $line";
+    command.args(["run", "x", "--", "sh", "-c", script]);
+    let mut terminal = Terminal::start(&home, command);
+    terminal.expect("ready");
+    terminal.type_in("\x1a");
+    terminal.expect("continued");
+    terminal.type_in("hello\n");
+    terminal.expect("got: hello");
+}
+
+#[test]
+fn a_background_job_that_reads_the_terminal_stops_and_fg_brings_it_to_the_front() {
+    let home = Home::new();
+    let mut terminal = Terminal::interactive_shell(&home);
+    terminal.type_in("lockset run x -- sh -c 'echo $$ >pid; read line; echo got: $line' &\n");
+    let command = home.pid("pid");
+    until("it is stopped", || is_stopped(command));
+    terminal.type_in("jobs\n");
+    terminal.expect("Stopped");
+    terminal.type_in("fg\n");
+    until("it goes on", || !is_stopped(command));
+    terminal.type_in("hello\n");
+    terminal.expect("got: hello");
 }
 
 #[test]
