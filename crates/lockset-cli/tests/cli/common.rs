@@ -219,6 +219,10 @@ pub(crate) fn is_stopped(pid: Pid) -> bool {
     process(pid.as_raw_pid()).is_some_and(|process| process.state == 'T')
 }
 
+pub(crate) fn parent(pid: Pid) -> Pid {
+    Pid::from_raw(process(pid.as_raw_pid()).unwrap().parent).unwrap()
+}
+
 pub(crate) fn code(output: &Output) -> i32 {
     output.status.code().unwrap_or_else(|| panic!("ended by a signal: {output:?}"))
 }

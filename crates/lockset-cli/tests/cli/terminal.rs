@@ -12,7 +12,7 @@ use std::time::Instant;
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::common::{BINARY, Home, PATIENCE, is_stopped, until};
+use crate::common::{BINARY, Home, PATIENCE, is_stopped, parent, until};
 
 /// A terminal with a session on it; both ends with the test.
 struct Terminal {
@@ -187,7 +187,8 @@ fn ctrl_z_is_undone_where_nobody_could_continue_the_job() {
     let home = Home::new();
     // Like the first process of a container on a terminal: no shell above it.
     let mut command = Command::new(BINARY);
-    let script = "trap 'echo continued' CONT; echo ready; read line; echo got: $line";
+    let script = "trap 'echo continued' CONT; echo ready; until read line; do :; done; \
+        echo got: $line";
     command.args(["run", "x", "--", "sh", "-c", script]);
     let mut terminal = Terminal::start(&home, command);
     terminal.expect("ready");
@@ -204,6 +205,7 @@ fn a_background_job_that_reads_the_terminal_stops_and_fg_brings_it_to_the_front(
     terminal.type_in("lockset run x -- sh -c 'echo $$ >pid; read line; echo got: $line' &\n");
     let command = home.pid("pid");
     until("it is stopped", || is_stopped(command));
+    until("lockset is stopped, too", || is_stopped(parent(parent(command))));
     terminal.type_in("jobs\n");
     terminal.expect("Stopped");
     terminal.type_in("fg\n");
