@@ -170,7 +170,7 @@ impl Session {
         self.announce(&guard, true);
         let outcome = Watch::new(self, &guard, job).run(job).await;
         self.announce(&guard, false);
-        let loss = outcome.loss(&locks, &guard).await;
+        let loss = outcome.loss(&locks, &guard, job).await;
         let released = tokio::time::timeout(FAREWELL, guard.release()).await;
         // An engine that did not answer now will not answer a moment later.
         self.is_deaf = released.is_err();

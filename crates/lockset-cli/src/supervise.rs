@@ -37,8 +37,10 @@ pub(crate) struct Seen {
     group: Option<Pid>,
     ending: Option<Ending>,
     failed: Option<i32>,
-    /// The command was ended because its lease was about to be.
+    /// The command was ended because its lease was about to be; and whether it was in doubt then,
+    /// because a renewal that succeeds after all does not change why the command was ended.
     ended_by_lease: bool,
+    in_doubt: bool,
     lost: Option<LossReason>,
     guardian_gone: bool,
     asked_to_end: bool,
@@ -114,7 +116,10 @@ impl<'a> Watch<'a> {
         match report {
             Some(Report::Started(pid)) => self.seen.group = Pid::from_raw(pid),
             Some(Report::Stopped(signal)) => self.stop_too(signal).await,
-            Some(Report::Warned | Report::Killing) => self.seen.ended_by_lease = true,
+            Some(Report::Warned | Report::Killing) => {
+                self.seen.ended_by_lease = true;
+                self.seen.in_doubt |= self.guard.state() != State::Held;
+            }
             Some(Report::Ended(ending)) => self.seen.ending = Some(ending),
             Some(Report::Failed(error)) => {
                 self.seen.failed = Some(error);
@@ -184,14 +189,19 @@ fn look_again_in(left: Duration, ttl: Duration) -> Duration {
 
 impl Seen {
     /// Why the lock was lost, if it was; asked before it is released.
-    pub(crate) async fn loss(&self, locks: &Lockset, guard: &Guard) -> Option<String> {
+    pub(crate) async fn loss(
+        &self,
+        locks: &Lockset,
+        guard: &Guard,
+        job: &JobArgs,
+    ) -> Option<String> {
         let reason = match (self.lost, guard.state()) {
             (Some(reason), _) | (None, State::Lost(reason)) => reason,
             _ if !self.ended_by_lease => return None,
             // It is still ours, but its end was in sight.
             _ if is_revoked(locks, guard).await => LossReason::Revoked,
-            (None, State::Uncertain) => LossReason::Expired,
-            _ => LossReason::HeldLongest,
+            _ if job.max_hold.is_some() && !self.in_doubt => LossReason::HeldLongest,
+            _ => LossReason::Expired,
         };
         Some(format!("the lock `{}` was lost: {reason}; the command was ended", guard.name()))
     }
