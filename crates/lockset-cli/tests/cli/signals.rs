@@ -46,7 +46,7 @@ fn tstp_stops_the_command_and_cont_continues_it() {
 #[test]
 fn the_whole_group_gets_the_signal() {
     let home = Home::new();
-    let script = "sleep 1000 & echo $! >child; trap 'exit 4' TERM; wait";
+    let script = "trap 'exit 4' TERM; sleep 1000 & echo $! >child; wait";
     let running = Running::spawn(&mut home.lockset(&[
         "run",
         "--leave-children",
@@ -101,7 +101,7 @@ fn the_guardian_survives_all_but_sigkill() {
         "--",
         "sh",
         "-c",
-        "echo $$ >pid; trap 'exit 3' USR1; while :; do sleep 0.01; done",
+        "trap 'exit 3' USR1; echo $$ >pid; while :; do sleep 0.01; done",
     ]));
     let command = home.pid("pid");
     let guardian = running.guardian();
