@@ -2,7 +2,7 @@
 //!
 //! * [`laws`]: the promises, each a function that panics with a telling message when broken.
 //! * [`stage`]: what an engine gives the laws to play on: clients, processes, faults, time.
-//! * [`suite!`](crate::suite): one test per law and form, and a test that none was forgotten.
+//! * [`suite!`](macro@crate::suite): one test per law and form, and a test that none was forgotten.
 //! * [`mutants`]: for each law a broken engine that fails it.
 //! * [`simulation`] and [`oracle`]: the real front over a faulty engine in virtual time, and the
 //!   judge of what was seen.

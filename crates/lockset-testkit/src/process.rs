@@ -105,9 +105,10 @@ enum Body {
 
 impl Process {
     /// Starts the binary `actor` and connects it to `url`.
-    pub fn start(actor: &str, url: &str) -> Self {
+    pub fn start(actor: &str, url: &str, judging: Judging) -> Self {
         let mut child = Command::new(actor)
             .arg(url)
+            .args((judging == Judging::ByHearsay).then_some("--by-hearsay"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -129,7 +130,8 @@ impl Process {
     pub fn stand_in(locks: Lockset, death: Ice) -> Self {
         let (orders, theirs) = unbounded_channel();
         let (tell, answers) = unbounded_channel();
-        tokio::spawn(obey(locks, theirs, move |answer| drop(tell.send(answer))));
+        let tell = move |answer| drop(tell.send(answer));
+        tokio::spawn(obey(locks, theirs, tell, Judging::ByTheGuard));
         let body = Body::StandIn { orders, death };
         Self { body, answers, early: Vec::new(), calls: 0 }
     }
@@ -228,11 +230,21 @@ impl Drop for Process {
     }
 }
 
+/// How a process tells the state of its locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Judging {
+    /// It asks the guard, which looks at the clock.
+    ByTheGuard,
+    /// It repeats what it heard last: the mistake that a guard must not make.
+    ByHearsay,
+}
+
 /// What a process does: obeys until there are no more orders.
 pub async fn obey(
     locks: Lockset,
     mut orders: UnboundedReceiver<Order>,
     tell: impl Fn(Answer) + Clone + Send + 'static,
+    judging: Judging,
 ) {
     let guards: Arc<Mutex<HashMap<u32, Guard>>> = Arc::default();
     while let Some(order) = orders.recv().await {
@@ -261,6 +273,7 @@ pub async fn obey(
             }
             Order::State { call } => {
                 let state = match guards.lock().unwrap()[&call].state() {
+                    _ if judging == Judging::ByHearsay => "held",
                     State::Held => "held",
                     State::Uncertain => "uncertain",
                     State::Lost(_) => "lost",

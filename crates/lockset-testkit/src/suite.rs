@@ -17,12 +17,18 @@ const LONGEST_VIRTUAL: Duration = Duration::from_secs(3600);
 /// Makes a stage, inside the runtime of the law.
 pub type Setting = fn() -> LocalBoxFuture<'static, Box<dyn Stage>>;
 
-/// Plays one law on one stage. What was broken, in words, is the error.
+/// Plays one law on one stage, on a thread of this title. What was broken, in words, is the error.
 ///
 /// # Errors
 /// The message of the law that panicked, or that it hung.
-pub fn play(law: &'static Law, form: Form, time: Time, setting: Setting) -> Result<(), String> {
-    on_a_thread(law.name, time, move || {
+pub fn play(
+    title: &str,
+    law: &'static Law,
+    form: Form,
+    time: Time,
+    setting: Setting,
+) -> Result<(), String> {
+    on_a_thread(title, time, move || {
         Box::pin(async move {
             let stage = setting().await;
             match form_need(form) {
@@ -86,7 +92,7 @@ fn form_need(form: Form) -> Option<Need> {
 /// Plays a law that the engine claims to obey; all its needs must be met.
 pub fn obeys(name: &str, form: Form, time: Time, setting: Setting) {
     let law = Law::named(name);
-    if let Err(broken) = play(law, form, time, setting) {
+    if let Err(broken) = play(name, law, form, time, setting) {
         panic!("{name} ({form:?}) is broken: {broken}");
     }
 }

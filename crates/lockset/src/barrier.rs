@@ -18,14 +18,14 @@ use crate::name::Name;
 /// still counted: a barrier cannot know whether its work was done.
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// let locks = lockset::Lockset::connect("memory:").await?;
 /// let (one, two) = (locks.barrier("phase", 2)?, locks.barrier("phase", 2)?);
 ///
 /// let (first, second) = tokio::join!(one.wait(), two.wait());
 /// assert!(first? != second?, "exactly one of them was the last to come");
 /// # Ok(()) }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[derive(Clone, Debug)]
 pub struct Barrier {

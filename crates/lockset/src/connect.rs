@@ -18,13 +18,13 @@ const ENGINES: &[&str] = &["memory:", "local:", "local:/path/file.db"];
 /// How to connect, where a URL alone does not say it. Made by [`Lockset::builder`].
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// use std::time::Duration;
 /// use lockset::Lockset;
 ///
 /// let locks = Lockset::builder("memory:").ttl(Duration::from_secs(10)).connect().await?;
 /// # locks.close().await }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[derive(Clone)]
 pub struct Builder {

@@ -19,7 +19,8 @@ use crate::token::Token;
 /// [`Guard::set_note`] changes it, [`Guard::release`] resigns.
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// use lockset::Terms;
 /// let locks = lockset::Lockset::connect("memory:").await?;
 /// let election = locks.election("scheduler")?.with(Terms::default().note("10.0.0.7:80"))?;
@@ -30,7 +31,6 @@ use crate::token::Token;
 /// term.release().await?;
 /// assert!(election.leader().await?.is_none());
 /// # Ok(()) }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[derive(Clone, Debug)]
 pub struct Election(Want);

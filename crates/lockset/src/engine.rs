@@ -59,10 +59,11 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// [`LossReason::Revoked`] says that the running lease still stands but is the last.
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>>;
 
-    /// Lifts the fence of a held lock to `to`, which becomes its token.
+    /// Lifts the fence of a lock held exclusively to `to`, which becomes its token.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the claim does not hold the lock or the fence is already above `to`.
+    /// [`Error::Lost`] if the claim does not hold the lock exclusively or the fence is already
+    /// above `to`.
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant>;
 
     /// Changes a held lock in place.

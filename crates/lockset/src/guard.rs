@@ -52,7 +52,8 @@ pub enum State {
 /// [`Lockset::close`](crate::Lockset::close) to be sure.
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// use lockset::{Lockset, State};
 ///
 /// let locks = Lockset::connect("memory:").await?;
@@ -61,7 +62,6 @@ pub enum State {
 /// let shipped = guard.run(async { "shipped" }).await?;
 /// guard.release().await?;
 /// # assert_eq!(shipped, "shipped"); Ok(()) }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[must_use = "a guard that is dropped releases its lock"]
 pub struct Guard {
@@ -143,6 +143,18 @@ impl Guard {
     /// Resolves when the lock can no longer be trusted, at the latest when its lease ends, whatever
     /// the network does. Pending for as long as the lock is held.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// use std::time::Duration;
+    /// use lockset::{LossReason, Terms};
+    /// let short = Terms::default().ttl(Duration::from_millis(100)).fixed();
+    /// let guard = locks.mutex("m")?.with(short)?.lock().await?;
+    /// assert_eq!(guard.lost().await, LossReason::HeldLongest);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Cancel safety
     /// Cancel safe: it only observes.
     pub async fn lost(&self) -> LossReason {
@@ -162,6 +174,16 @@ impl Guard {
     /// Runs `work` for as long as the lock can be trusted, and drops it otherwise.
     ///
     /// Dropping a future stops it only where it awaits; what it has spawned goes on.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// let guard = locks.mutex("m")?.lock().await?;
+    /// let answer = guard.run(async { 6 * 7 }).await?;
+    /// assert_eq!(answer, 42);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Lost`] if the lock was lost before `work` was done.
@@ -219,6 +241,16 @@ impl Guard {
 
     /// Changes what others see of this holder: the leader's word in an election.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// let guard = locks.mutex("m")?.lock().await?;
+    /// guard.set_note("half done").await?;
+    /// assert_eq!(&*locks.inspect("m").await?.holders[0].note.text, "half done");
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Invalid`] if the text does not fit a note, [`Error::Lost`] if the lock is lost,
     /// [`Error::Unreachable`] if the engine did not answer.
@@ -234,6 +266,19 @@ impl Guard {
     /// function that needs the lock is called by one that has it.
     ///
     /// There is no reentrancy by thread or task: async code has no such identity.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// let outer = locks.mutex("m")?.lock().await?;
+    /// let inner = outer.reenter()?;
+    /// outer.release().await?; // not the last: the lock stays
+    /// assert!(locks.mutex("m")?.try_lock().await?.is_none());
+    /// inner.release().await?;
+    /// assert!(locks.mutex("m")?.try_lock().await?.is_some());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Lost`] if the lock is lost.

@@ -17,7 +17,8 @@ use crate::name::Name;
 /// use the name must agree on the count.
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// let locks = lockset::Lockset::connect("memory:").await?;
 /// let imported = locks.latch("import/2026-11-15", 2)?;
 ///
@@ -26,7 +27,6 @@ use crate::name::Name;
 /// imported.wait().await?;
 /// imported.clear().await?;
 /// # Ok(()) }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[derive(Clone, Debug)]
 pub struct Latch {

@@ -4,7 +4,8 @@
 //! says so before anyone else can hold the lock; a release wakes one waiter, without polling.
 //!
 //! ```
-//! # async fn example() -> lockset::Result<()> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> lockset::Result<()> {
 //! use lockset::Lockset;
 //!
 //! let locks = Lockset::connect("memory:").await?;   // or "local:", see `Lockset::connect`
@@ -12,7 +13,6 @@
 //! guard.run(async { /* the work, cancelled if the lock is lost */ }).await?;
 //! guard.release().await?;
 //! # Ok(()) }
-//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 //! ```
 //!
 //! # The way of one acquisition
@@ -76,3 +76,8 @@ pub use semaphore::Semaphore;
 pub use terms::Terms;
 pub use ticket::Ticket;
 pub use token::Token;
+
+/// The README's example, compiled with the other examples.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

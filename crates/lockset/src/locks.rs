@@ -26,14 +26,14 @@ use crate::ticket::Ticket;
 /// A connection to where locks live. Cheap to clone; all clones share one keeper.
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// let locks = lockset::Lockset::connect("memory:").await?;
 /// let guard = locks.mutex("orders/42")?.lock().await?;
 /// println!("token {}", guard.token());
 /// guard.release().await?;
 /// locks.close().await?;
 /// # Ok(()) }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[derive(Clone, Debug)]
 pub struct Lockset {
@@ -77,6 +77,16 @@ impl Lockset {
 
     /// The same connection, with every name below `outer`: `orders` in the namespace `shop` is the
     /// lock `shop/orders`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// let shop = locks.namespace("shop")?;
+    /// let guard = shop.mutex("orders")?.lock().await?;
+    /// assert_eq!(guard.name().as_str(), "shop/orders");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] if `outer` is not a name.
@@ -149,6 +159,20 @@ impl Lockset {
     /// Takes over a lock that another process let go of with [`Guard::detach`]. The lock is looked
     /// after from now on, and released when the guard is dropped.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// use lockset::{Terms, Ticket};
+    /// let terms = Terms::default().detachable();
+    /// let ticket = locks.mutex("release")?.with(terms)?.lock().await?.detach().await?;
+    ///
+    /// let written = ticket.to_string(); // a file, an environment variable, a queue …
+    /// let guard = locks.attach(&written.parse::<Ticket>()?).await?;
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Invalid`] if the ticket is for another engine or another home,
     /// [`Error::Lost`] if the lock is no longer held, [`Error::Unreachable`] without an answer.
@@ -162,6 +186,16 @@ impl Lockset {
 
     /// What is known of one name now.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// let _guard = locks.mutex("orders/42")?.lock().await?;
+    /// let state = locks.inspect("orders/42").await?;
+    /// assert_eq!((state.holders.len(), state.waiters.len()), (1, 0));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`]; [`Error::Unreachable`].
     ///
@@ -174,6 +208,16 @@ impl Lockset {
     }
 
     /// All names with this prefix that are held or waited for.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// let _guard = locks.mutex("orders/42")?.lock().await?;
+    /// assert_eq!(locks.list("orders/").await?.len(), 1);
+    /// assert_eq!(locks.list("jobs/").await?.len(), 0);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] if `prefix` is not a prefix of names; [`Error::Unreachable`].
@@ -189,6 +233,18 @@ impl Lockset {
 
     /// The state of every name with this prefix, then of each again whenever it may have changed.
     /// Full names are reported, also from within a namespace.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// use futures_util::StreamExt;
+    /// let mut changes = locks.watch("orders/")?;
+    /// let _guard = locks.mutex("orders/42")?.lock().await?;
+    /// let state = changes.next().await.unwrap()?;
+    /// assert_eq!(state.name.as_str(), "orders/42");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] if `prefix` is not a prefix of names. Later errors come in the stream.
@@ -207,6 +263,17 @@ impl Lockset {
     /// Takes a lock away from whoever holds it, and answers who that was. With [`Break::Now`] two
     /// parties may act at the same time until the old one notices; only tokens help then. Tokens
     /// go on growing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// use lockset::{Break, LossReason};
+    /// let stuck = locks.mutex("nightly")?.lock().await?;
+    /// locks.force_release("nightly", Break::Now).await?;
+    /// assert_eq!(stuck.lost().await, LossReason::Broken);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`]; [`Error::Unreachable`].

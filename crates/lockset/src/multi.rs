@@ -36,7 +36,8 @@ impl From<&Mutex> for Lockable {
 /// they are written in the URL: let all processes write them the same way.
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// let locks = lockset::Lockset::connect("memory:").await?;
 /// let accounts = lockset::all([locks.mutex("account/7")?, locks.mutex("account/3")?])?;
 ///
@@ -44,7 +45,6 @@ impl From<&Mutex> for Lockable {
 /// assert!(accounts.try_lock().await?.is_none());
 /// both.release().await?;
 /// # Ok(()) }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 ///
 /// # Errors

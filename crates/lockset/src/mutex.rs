@@ -13,7 +13,8 @@ use crate::terms::Terms;
 /// Waiters of one process are served in the order they came, and processes take turns.
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// use std::time::Duration;
 /// let locks = lockset::Lockset::connect("memory:").await?;
 /// let mutex = locks.mutex("stock/shoes")?;
@@ -23,7 +24,6 @@ use crate::terms::Terms;
 /// assert!(mutex.lock_within(Duration::from_millis(10)).await.is_err());
 /// guard.release().await?;
 /// # Ok(()) }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[derive(Clone, Debug)]
 pub struct Mutex(pub(crate) Want);

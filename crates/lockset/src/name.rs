@@ -145,6 +145,13 @@ impl Hash for Name {
 
 /// What a listing or a watch looks at: every name that begins with this text. The empty prefix
 /// looks at all.
+///
+/// ```
+/// use lockset::{Name, Prefix};
+/// let prefix: Prefix = "orders/".parse()?;
+/// assert!(prefix.covers(&"orders/42".parse::<Name>()?));
+/// # Ok::<(), lockset::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prefix(String);
 

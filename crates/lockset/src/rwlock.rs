@@ -16,7 +16,8 @@ use crate::terms::Terms;
 /// a writer.
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// let locks = lockset::Lockset::connect("memory:").await?;
 /// let catalogue = locks.rwlock("catalogue")?;
 ///
@@ -29,7 +30,6 @@ use crate::terms::Terms;
 /// writer.downgrade().await?;
 /// assert!(catalogue.try_read().await?.is_some());
 /// # Ok(()) }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[derive(Clone, Debug)]
 pub struct RwLock {

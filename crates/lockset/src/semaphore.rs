@@ -16,7 +16,8 @@ use crate::terms::Terms;
 /// refused with [`Error::Conflict`] until nobody holds or waits.
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// let locks = lockset::Lockset::connect("memory:").await?;
 /// let licences = locks.semaphore("licences", 3)?;
 ///
@@ -24,7 +25,6 @@ use crate::terms::Terms;
 /// let one = licences.acquire(1).await?;
 /// assert!(licences.try_acquire(1).await?.is_none());
 /// # Ok(()) }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[derive(Clone, Debug)]
 pub struct Semaphore {

@@ -12,7 +12,8 @@ use crate::name::Note;
 /// long as the guard lives.
 ///
 /// ```
-/// # async fn example() -> lockset::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockset::Result<()> {
 /// use std::time::Duration;
 /// use lockset::{Lockset, Terms};
 ///
@@ -20,7 +21,6 @@ use crate::name::Note;
 /// let terms = Terms::default().ttl(Duration::from_secs(10)).note("nightly backup");
 /// let guard = locks.mutex("backup")?.with(terms)?.lock().await?;
 /// # guard.release().await }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Terms {

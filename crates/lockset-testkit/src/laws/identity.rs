@@ -5,7 +5,7 @@ use lockset::{Error, LossReason, Result, Token};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{claim, soon, state_with};
+use crate::tools::{Line, claim, soon, state_with, terms};
 
 /// Only the claim that took a lock can release it.
 pub async fn a_strangers_release_does_nothing(stage: &dyn Stage, form: Form) {
@@ -117,10 +117,16 @@ pub async fn a_withdrawn_claim_stays_withdrawn(stage: &dyn Stage, form: Form) {
     // Nor does a late release bring it back as the next.
     let holder = claim(stage, "late", form.mode());
     let grant = taken(&*engine, &holder).await;
+    let mut line = Line::new();
+    line.join(1, &form.of(&locks, "late", terms(stage)));
+    let queued = state_with(&locks, "late", |state| state.waiters.len() == 1);
+    soon(stage, "somebody else waits", queued).await;
     let next = engine.release(&holder, &grant, Some(&held)).await.unwrap();
     assert!(next.is_none(), "a late release granted it");
+    let (_, guard) = soon(stage, "the one who waits has it", line.next()).await;
     let seen = locks.inspect("late").await.unwrap();
-    assert!(seen.holders.is_empty() && seen.waiters.is_empty(), "{seen:?}");
+    assert_eq!((seen.holders.len(), seen.waiters.len()), (1, 0), "{seen:?}");
+    guard.release().await.unwrap();
 }
 
 async fn taken(engine: &dyn Engine, claim: &Claim) -> Grant {

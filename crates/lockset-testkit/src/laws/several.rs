@@ -22,7 +22,9 @@ pub async fn several_locks_are_taken_all_or_none(stage: &dyn Stage, form: Form) 
         assert!(set.try_lock().await.unwrap().is_none(), "one of them was taken");
         let late = set.lock_within(patience(stage) / 2).await;
         match late {
-            Err(Error::Timeout { name, .. }) => assert_eq!(name.as_str(), "b"),
+            Err(Error::Timeout { name, .. }) => {
+                assert_eq!(name.as_str(), "b", "who was in the way");
+            }
             other => panic!("a timeout that names b, not {other:?}"),
         }
         for (home, name) in homes.iter().zip(names).filter(|(_, name)| *name != "b") {

@@ -11,13 +11,14 @@ use lockset::engine::Engine;
 use lockset::engine::local::{Local, LocalOptions};
 
 use super::{Stage, Time};
-use crate::process::Process;
+use crate::process::{Judging, Process};
 
 /// A file of its own in a folder of its own.
 #[derive(Debug)]
 pub struct LocalStage {
     folder: tempfile::TempDir,
     actor: &'static str,
+    judging: Judging,
     grip: Mutex<Option<Grip>>,
 }
 
@@ -26,7 +27,13 @@ impl LocalStage {
     /// can know: `env!("CARGO_BIN_EXE_actor")`.
     pub fn start(actor: &'static str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self { folder, actor, grip: Mutex::new(None) }
+        Self { folder, actor, judging: Judging::ByTheGuard, grip: Mutex::new(None) }
+    }
+
+    /// Its processes tell the state of their locks by hearsay: a mutant.
+    pub fn by_hearsay(mut self) -> Self {
+        self.judging = Judging::ByHearsay;
+        self
     }
 
     fn file(&self) -> PathBuf {
@@ -75,7 +82,7 @@ impl Stage for LocalStage {
     }
 
     async fn process(&self) -> Option<Process> {
-        Some(Process::start(self.actor, &self.url()))
+        Some(Process::start(self.actor, &self.url(), self.judging))
     }
 }
 

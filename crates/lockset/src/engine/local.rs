@@ -25,7 +25,7 @@ use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, TryFutureExt};
 
 use self::claims::Standing;
-use self::store::Store;
+use self::store::{Store, Transaction};
 use super::watch::{receiver_stream, watch_states};
 use super::{
     Amend, Break, Capabilities, Claim, Engine, Grant, Holder, LockState, Scope, Signal, Swap,
@@ -89,12 +89,10 @@ impl Local {
         Ok(Self { store, clock: Clock::boot() })
     }
 
-    /// The loss of a lock that this process only seems to hold.
-    fn unless_forked(&self, name: &Name) -> Result<()> {
-        match self.store.is_forked() {
-            true => Err(Error::lost(name, LossReason::Forked)),
-            false => Ok(()),
-        }
+    /// The error of a request about a held lock. In a forked child, it is that the lock is the
+    /// parent's.
+    fn held_error(&self, name: Name, error: Error) -> Error {
+        if self.store.is_forked() { Error::lost(&name, LossReason::Forked) } else { error }
     }
 
     /// How long a request that ends at `deadline` may try.
@@ -191,15 +189,15 @@ impl Engine for Local {
     }
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
-        self.unless_forked(&claim.name)?;
-        let (claim, grant) = (claim.clone(), grant.clone());
-        self.store.write(PATIENCE, move |txn| txn.raise(&claim, &grant, to)).await?
+        let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
+        let raised = self.store.write(PATIENCE, move |txn| txn.raise(&claim, &grant, to));
+        raised.await.map_err(|error| self.held_error(name, error))?
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
-        self.unless_forked(&claim.name)?;
-        let (claim, grant) = (claim.clone(), grant.clone());
-        self.store.write(PATIENCE, move |txn| txn.amend(&claim, &grant, &to)).await?
+        let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
+        let amended = self.store.write(PATIENCE, move |txn| txn.amend(&claim, &grant, &to));
+        amended.await.map_err(|error| self.held_error(name, error))?
     }
 
     async fn release(
@@ -208,9 +206,11 @@ impl Engine for Local {
         grant: &Grant,
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        self.unless_forked(&claim.name)?;
-        let (claim, grant, next) = (claim.clone(), grant.clone(), next.cloned());
-        self.store.write(PATIENCE, move |txn| txn.release(&claim, &grant, next.as_ref())).await?
+        let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
+        let next = next.cloned();
+        let release = move |txn: &mut Transaction<'_>| txn.release(&claim, &grant, next.as_ref());
+        let released = self.store.write(PATIENCE, release).await;
+        released.map_err(|error| self.held_error(name, error))?
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {

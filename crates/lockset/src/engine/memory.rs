@@ -153,7 +153,7 @@ impl Engine for Memory {
         let now = self.clock.now();
         let mut home = self.home();
         let lock = home.held(claim, grant, now)?;
-        if lock.fence > to.get() {
+        if claim.mode != Mode::Exclusive || lock.fence > to.get() {
             return Err(Error::lost(&claim.name, LossReason::Forgotten));
         }
         lock.fence = to.get();

@@ -189,7 +189,8 @@ impl Transaction<'_> {
         let queue = self.settle(&claim.name)?;
         let fence = queue.fence.unwrap_or(0);
         let held = queue.holders.iter().find(|held| is_held_by(held, claim, grant));
-        let Some(held) = held.filter(|_| fence <= to.get()) else {
+        let may_be_raised = claim.mode == Mode::Exclusive && fence <= to.get();
+        let Some(held) = held.filter(|_| may_be_raised) else {
             return Ok(Err(Error::lost(&claim.name, LossReason::Forgotten)));
         };
         self.db
@@ -609,8 +610,8 @@ impl Transaction<'_> {
             .map(|_| ())
     }
 
-    /// Where the claim is, and whether it holds. Reads all claims of the name; only those who queue
-    /// or leave without having held come here.
+    /// Where the claim is, and whether it holds. Reads all claims of the name; only who queues, or
+    /// leaves without having held, comes here.
     fn find(&self, claim: &Claim) -> Sql<Option<(i64, bool)>> {
         self.db
             .prepare_cached(

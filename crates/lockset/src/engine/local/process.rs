@@ -7,11 +7,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use super::unpoisoned;
 
-/// No more than this many processes are watched for one waiter; the safety net covers the rest.
+/// No more than this many processes are watched for one waiter, and so many are kept in sight
+/// without need; the safety net covers the rest.
 const WATCHED_AT_MOST: usize = 64;
 
 /// One process of this machine, since it booted.
@@ -48,7 +49,8 @@ pub(super) struct Processes {
     /// `/proc` shows our own pid namespace, so that its entries are about whom we mean.
     proc_is_ours: bool,
     runtime: tokio::runtime::Handle,
-    watched: Mutex<HashMap<Process, Weak<eyes::Eye>>>,
+    /// Those who were in the way lately will be so again, and looking anew costs some 20 µs.
+    watched: Mutex<HashMap<Process, Arc<eyes::Eye>>>,
 }
 
 impl Processes {
@@ -74,7 +76,12 @@ impl Processes {
     /// Whether the process so written is dead beyond doubt.
     pub(super) fn is_dead(&self, written: &str) -> bool {
         written.parse().is_ok_and(|process: Process| {
-            process != self.ours && self.can_see(process) && eyes::is_dead(process)
+            process != self.ours
+                && self.can_see(process)
+                && match self.eye_on(process) {
+                    Some(eye) => eye.sees_death(),
+                    None => eyes::is_dead(process),
+                }
         })
     }
 
@@ -105,13 +112,15 @@ impl Processes {
     /// All who wait for one process share one descriptor.
     fn eye_on(&self, process: Process) -> Option<Arc<eyes::Eye>> {
         let mut watched = unpoisoned(&self.watched);
-        if let Some(eye) = watched.get(&process).and_then(Weak::upgrade) {
-            return Some(eye);
+        if let Some(eye) = watched.get(&process) {
+            return Some(eye.clone());
         }
-        watched.retain(|_, eye| eye.strong_count() > 0);
+        if watched.len() >= WATCHED_AT_MOST {
+            watched.retain(|_, eye| Arc::strong_count(eye) > 1);
+        }
         let _inside = self.runtime.enter();
         let eye = Arc::new(eyes::Eye::open(process)?);
-        watched.insert(process, Arc::downgrade(&eye));
+        watched.insert(process, eye.clone());
         Some(eye)
     }
 }
@@ -213,6 +222,10 @@ mod eyes {
             (!is_dead(process)).then_some(Self(eye))
         }
 
+        pub(super) fn sees_death(&self) -> bool {
+            has_ended(self.0.get_ref())
+        }
+
         pub(super) async fn death(&self) {
             if self.0.readable().await.is_err() {
                 // The runtime ends; whoever waits here ends with it.
@@ -247,13 +260,18 @@ mod eyes {
             None
         }
 
+        pub(super) fn sees_death(&self) -> bool {
+            false
+        }
+
         pub(super) async fn death(&self) {
             std::future::pending().await
         }
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use super::*;
 
