@@ -53,6 +53,18 @@ fn killing_the_guardian_kills_the_whole_tree() {
 }
 
 #[test]
+fn the_command_dies_with_the_guardian_even_if_lockset_cannot_help() {
+    let home = Home::new();
+    let script = "echo $$ >command; exec sleep 1000";
+    let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", script]));
+    let command = home.pid("command");
+    let guardian = running.guardian();
+    running.signal(Signal::STOP);
+    kill_process(guardian, Signal::KILL).unwrap();
+    until("the command is dead", || !is_alive(command));
+}
+
+#[test]
 fn killing_the_guardian_of_a_waiter_ends_it() {
     let home = Home::new();
     let _holder = home.hold("x");

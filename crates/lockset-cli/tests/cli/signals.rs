@@ -46,7 +46,8 @@ fn tstp_stops_the_command_and_cont_continues_it() {
 #[test]
 fn the_whole_group_gets_the_signal() {
     let home = Home::new();
-    let script = "trap 'exit 4' TERM; sleep 1000 & echo $! >child; wait";
+    // The child tells its own number: between fork and exec it would lose the signal to the trap.
+    let script = "trap 'exit 4' TERM; sh -c 'echo $$ >child; exec sleep 1000' & wait";
     let running = Running::spawn(&mut home.lockset(&[
         "run",
         "--leave-children",
