@@ -243,7 +243,8 @@ pub(crate) struct JobArgs {
     pub(crate) lost_exit_code: Option<u8>,
 
     /// The command and its arguments, executed directly, not by a shell
-    #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
 }
 

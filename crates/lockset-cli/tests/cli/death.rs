@@ -16,8 +16,8 @@ fn killing_lockset_kills_the_whole_tree_before_anybody_is_granted() {
     let (command, runaway) = (home.pid("command"), home.pid("runaway"));
     until("the tree stands", || home.text("ready") == "ready\n");
     let guardian = running.guardian();
-    let check = "for p in $(cat command runaway); do kill -0 $p 2>/dev/null && echo $p lives; done; \
-        echo granted";
+    let check = "for p in $(cat command runaway); do \
+        kill -0 $p 2>/dev/null && echo $p lives; done; echo granted";
     let next = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", check]));
     until("the next one waits", || home.waiters("x") == 1);
     assert!(is_alive(command) && is_alive(runaway));
@@ -97,7 +97,8 @@ fn those_who_outlive_the_command_are_asked_and_then_killed_before_the_release() 
     let home = Home::new();
     // The stubborn one ignores TERM, the polite one notes it.
     let script = "sh -c 'trap \"\" TERM; echo $$ >stubborn; exec sleep 1000' & \
-        sh -c 'trap \"echo asked >polite; exit\" TERM; echo ok >set; while :; do sleep 0.01; done' & \
+        sh -c 'trap \"echo asked >polite; exit\" TERM; echo ok >set; \
+        while :; do sleep 0.01; done' & \
         until [ -s stubborn ] && [ -s set ]; do sleep 0.01; done; exit 5";
     let args = ["run", "--ttl", "3s", "--grace", "500ms", "x", "--", "sh", "-c", script];
     let running = Running::spawn(&mut home.lockset(&args));
