@@ -235,7 +235,8 @@ async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>
 }
 
 async fn holder_of(client: &Client, name: &Name) -> Option<Holder> {
-    let state = tokio::time::timeout(ASK_FOR_HOLDER, client.inspect(name)).await.ok()?.ok()?;
+    let state =
+        tokio::time::timeout(ASK_FOR_HOLDER, client.engine.inspect(name)).await.ok()?.ok()?;
     state.holders.into_iter().next()
 }
 

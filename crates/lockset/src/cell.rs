@@ -45,7 +45,7 @@ impl Shared {
     /// The content now.
     pub(crate) async fn read<T: DeserializeOwned>(&self) -> Result<Option<T>> {
         self.client.check_usable()?;
-        let state = self.client.inspect(&self.name).await?;
+        let state = self.client.engine.inspect(&self.name).await?;
         self.content(&state.cell.unwrap_or_default())
     }
 
@@ -58,7 +58,7 @@ impl Shared {
         T: Serialize + DeserializeOwned,
     {
         self.client.check_usable()?;
-        let mut found = self.client.inspect(&self.name).await?.cell.unwrap_or_default();
+        let mut found = self.client.engine.inspect(&self.name).await?.cell.unwrap_or_default();
         for _ in 0..MOST_TRIES {
             let (content, answer) = match change(self.content(&found)?)? {
                 Change::Keep(answer) => return Ok(answer),
@@ -78,7 +78,7 @@ impl Shared {
     /// Removes the cell.
     pub(crate) async fn remove(&self) -> Result<()> {
         self.client.check_usable()?;
-        let mut found = self.client.inspect(&self.name).await?.cell.unwrap_or_default();
+        let mut found = self.client.engine.inspect(&self.name).await?.cell.unwrap_or_default();
         while found != Cell::default() {
             match self.client.engine.cell(&self.name, found.version, None).await? {
                 Swap::Done(_) => break,

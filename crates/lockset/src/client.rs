@@ -4,19 +4,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use tokio::sync::Notify;
 
 use crate::acquire::withdraw_until_done;
 use crate::clock::Clock;
-use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, LockState, Scope, drift};
+use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::eyes::Eyes;
 use crate::fork;
 use crate::gate::Gate;
 use crate::hash::FastMap;
 use crate::keeper::Keeper;
-use crate::name::Name;
 use crate::token::Token;
 
 /// One connection to one home: its engine, its keeper, and the gate its own tasks queue at.
@@ -100,18 +98,10 @@ impl Client {
         Token::new(token.get().saturating_add(self.settings.token_base))
     }
 
-    /// What is known of one name now.
-    pub(crate) async fn inspect(&self, name: &Name) -> Result<LockState> {
-        match self.engine.watch(&Scope::Name(name.clone())).next().await {
-            Some(state) => state,
-            None => Err(Error::Closed),
-        }
-    }
-
     /// The lease that `claim` holds by `grant`, looked up without renewing it.
     pub(crate) async fn lease_of(&self, claim: &Claim, grant: &Grant) -> Result<Grant> {
         let sent = self.clock.now();
-        let state = self.inspect(&claim.name).await?;
+        let state = self.engine.inspect(&claim.name).await?;
         let ours = state
             .holders
             .iter()

@@ -101,7 +101,7 @@ impl Election {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn leader(&self) -> Result<Option<Leader>> {
-        let state = self.0.client.inspect(&self.0.name).await?;
+        let state = self.0.client.engine.inspect(&self.0.name).await?;
         Ok(leader_in(&state, self.0.client.settings.token_base))
     }
 

@@ -204,7 +204,7 @@ impl Lockset {
     pub async fn inspect(&self, name: &str) -> Result<LockState> {
         let name = self.name(name)?;
         self.client.check_usable()?;
-        Ok(self.client.shown_state(self.client.inspect(&name).await?))
+        Ok(self.client.shown_state(self.client.engine.inspect(&name).await?))
     }
 
     /// All names with this prefix that are held or waited for.

@@ -240,6 +240,11 @@ impl Engine for Local {
         .boxed()
     }
 
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
+        let name = name.clone();
+        self.store.read(PATIENCE, move |txn| txn.state(&name)).await
+    }
+
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
         let prefix = prefix.clone();
         let states = self.store.read(PATIENCE, move |txn| txn.states_below(prefix.as_str()));

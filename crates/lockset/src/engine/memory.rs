@@ -17,6 +17,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::queue::{Tally, clash};
 use super::watch::watch_states;
+use super::withdrawn::Withdrawn;
 use super::{
     Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Grant, Holder, LockState, Mode,
     Scope, Signal, Swap, Version, Wait, Waiter, drift,
@@ -27,8 +28,6 @@ use crate::hash::FastMap;
 use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
 
-/// How long a withdrawn claim is remembered, so that a late request for it is refused.
-const MARK_LIFE: Duration = Duration::from_secs(60);
 /// Free names are swept out when there are more than this, and twice as many as at the last sweep.
 const SWEEP_AT: usize = 1024;
 
@@ -205,8 +204,7 @@ impl Engine for Memory {
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
         let now = self.clock.now();
         let mut home = self.home();
-        home.marks.retain(|_, until| *until > now);
-        home.marks.insert(claim.id, now + MARK_LIFE);
+        home.withdrawn.insert(claim.id, now);
         home.remove(&claim.name, claim.id, now);
         Ok(())
     }
@@ -224,6 +222,10 @@ impl Engine for Memory {
             let state = unpoisoned(&home).state(name, clock.now());
             std::future::ready(Ok(state))
         })
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
+        Ok(self.home().state(name, self.clock.now()))
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
@@ -269,7 +271,7 @@ struct Home {
     /// The greatest fence among the names that were swept out; new ones begin with it.
     base: u64,
     swept_to: usize,
-    marks: FastMap<ClaimId, Moment>,
+    withdrawn: Withdrawn,
     versions: u64,
     clients: HashMap<u64, mpsc::UnboundedSender<Signal>>,
     joined: u64,
@@ -342,7 +344,7 @@ impl Home {
 
     /// A claim's first request, or a repetition of it.
     fn enter(&mut self, claim: &Claim, client: u64, queue: bool, now: Moment) -> Result<Entered> {
-        if !self.marks.is_empty() && self.marks.get(&claim.id).is_some_and(|until| *until > now) {
+        if self.withdrawn.contains(claim.id) {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
         self.expire(&claim.name, now);

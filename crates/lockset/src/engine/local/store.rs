@@ -1,6 +1,5 @@
 //! The SQLite file: opening it, and running transactions on it.
 
-use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use super::process::Processes;
 use super::{LocalOptions, failed, failed_by, unpoisoned};
 use crate::clock::{Clock, Moment};
 use crate::engine::ClaimId;
+use crate::engine::withdrawn::Withdrawn;
 use crate::error::{Error, Result};
 use crate::fork;
 
@@ -23,8 +23,6 @@ const FORMAT: i32 = 1;
 /// A log of so many pages is written back. The more, the fewer syncs; the fewer, the faster the
 /// first process after a pause reads it again.
 const CHECKPOINT_PAGES: u32 = 256;
-/// How long a withdrawn claim is remembered, so that a late request for it is refused.
-const MARK_LIFE: Duration = Duration::from_secs(60);
 /// The longest pause between two attempts on a file that others write to all the time.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
@@ -297,29 +295,6 @@ impl Transaction<'_> {
 
     fn execute(&self, sql: &str) -> Sql<()> {
         self.db.prepare_cached(sql)?.execute([]).map(|_| ())
-    }
-}
-
-/// The claims withdrawn lately, oldest first.
-#[derive(Debug, Default)]
-pub(super) struct Withdrawn {
-    ids: HashSet<ClaimId>,
-    ends: VecDeque<(Moment, ClaimId)>,
-}
-
-impl Withdrawn {
-    fn insert(&mut self, id: ClaimId, now: Moment) {
-        while let Some((_, old)) = self.ends.front().copied().filter(|(end, _)| *end <= now) {
-            self.ids.remove(&old);
-            self.ends.pop_front();
-        }
-        if self.ids.insert(id) {
-            self.ends.push_back((now + MARK_LIFE, id));
-        }
-    }
-
-    pub(super) fn contains(&self, id: ClaimId) -> bool {
-        !self.ids.is_empty() && self.ids.contains(&id)
     }
 }
 
