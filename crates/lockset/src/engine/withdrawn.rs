@@ -31,3 +31,20 @@ impl Withdrawn {
         !self.ids.is_empty() && self.ids.contains(&id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_withdrawal_is_remembered_for_a_while() {
+        let mut withdrawn = Withdrawn::default();
+        let (first, second) = (ClaimId::random(), ClaimId::random());
+        let now = Moment::from_nanos(0);
+        withdrawn.insert(first, now);
+        withdrawn.insert(second, now + MARK_LIFE / 2);
+        assert!(withdrawn.contains(first) && withdrawn.contains(second));
+        withdrawn.insert(second, now + MARK_LIFE);
+        assert!(!withdrawn.contains(first) && withdrawn.contains(second));
+    }
+}
