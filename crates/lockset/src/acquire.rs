@@ -90,6 +90,8 @@ pub(crate) async fn acquire_patiently(want: &Want) -> Result<Guard> {
 /// If this future is dropped on the way, the rest happens in the background.
 pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
     let Some(Ended { claim, grant, pass }) = hold.end()? else { return Ok(()) };
+    let claimed = claim.clone();
+    let _under_way = hold.client.begin_release(&claimed);
     let next = pass.as_ref().and_then(Pass::next);
     let leaving = Leaving { client: hold.client.clone(), claim, next, pass, answered: false };
     let next = leaving.next.as_ref().map(|next| &*next.claim);
@@ -102,7 +104,8 @@ pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
         // That is an answer too: there is nothing of ours left to clean up.
         Err(error @ Error::NotHeld { .. }) => {
             leaving.hand_over(None);
-            Err(error)
+            // Closing the client may have been faster.
+            if hold.client.is_closed() { Ok(()) } else { Err(error) }
         }
         Err(error) => Err(error),
     }
@@ -110,7 +113,7 @@ pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
 
 /// Withdraws a claim, again and again until the engine has answered or its lease is long over.
 pub(crate) async fn withdraw_until_done(client: &Client, claim: &Claim) {
-    let give_up = client.clock.now() + claim.ttl * 2 + Duration::from_secs(60);
+    let give_up = client.clock.now() + claim.ttl + CLEANING_TIMEOUT;
     let mut pause = CLEANING_PAUSES.0;
     loop {
         let withdrawal = client.engine.withdraw(claim);
@@ -301,6 +304,10 @@ impl Drop for Leaving {
         }
         self.client.withdraw_in_background(self.claim.clone());
         if let (Some(next), Some(pass)) = (self.next.take(), &self.pass) {
+            if next.is_gone() {
+                // It left before it could know that the engine may know it.
+                self.client.withdraw_in_background(next.claim.clone());
+            }
             pass.put_back(next);
         }
     }

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::client::Client;
+use crate::client::{Client, Visit};
 use crate::engine::{Cell, Scope, Swap};
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -52,12 +52,23 @@ impl Shared {
     /// Changes the content. `change` sees what is there and must recognise its own earlier work.
     pub(crate) async fn change<T, R>(
         &self,
-        mut change: impl FnMut(Option<T>) -> Result<Change<T, R>>,
+        change: impl FnMut(Option<T>) -> Result<Change<T, R>>,
     ) -> Result<R>
     where
         T: Serialize + DeserializeOwned,
     {
         self.client.check_usable()?;
+        self.clean_up(change).await
+    }
+
+    /// As [`change`](Shared::change), also while the client closes.
+    pub(crate) async fn clean_up<T, R>(
+        &self,
+        mut change: impl FnMut(Option<T>) -> Result<Change<T, R>>,
+    ) -> Result<R>
+    where
+        T: Serialize + DeserializeOwned,
+    {
         let mut found = self.client.engine.inspect(&self.name).await?.cell.unwrap_or_default();
         for _ in 0..MOST_TRIES {
             let (content, answer) = match change(self.content(&found)?)? {
@@ -109,14 +120,16 @@ impl Shared {
         }
     }
 
-    /// Does something in the background, with this cell.
-    pub(crate) fn in_background<F>(&self, job: impl FnOnce(Shared) -> F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    /// Does something in the background.
+    pub(crate) fn in_background(&self, job: impl Future<Output = ()> + Send + 'static) {
         if !self.client.is_forked() {
-            self.client.keeper.run(job(self.clone()));
+            self.client.keeper.run(job);
         }
+    }
+
+    /// Somebody waits here who has to clean up when he leaves.
+    pub(crate) fn visit(&self) -> Visit<'_> {
+        self.client.visit()
     }
 
     pub(crate) fn conflict(&self, why: String) -> Error {

@@ -1,10 +1,10 @@
 //! What all locks of one connection share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::acquire::withdraw_until_done;
 use crate::clock::Clock;
@@ -16,6 +16,10 @@ use crate::gate::Gate;
 use crate::hash::FastMap;
 use crate::keeper::Keeper;
 use crate::token::Token;
+
+/// How long a closing takes at most. An engine that does not answer by then frees what is left when
+/// its leases end.
+const CLOSE_WITHIN: Duration = Duration::from_secs(10);
 
 /// One connection to one home: its engine, its keeper, and the gate its own tasks queue at.
 #[derive(Debug)]
@@ -31,6 +35,10 @@ pub(crate) struct Client {
     forks: u32,
     closed: AtomicBool,
     closing: Notify,
+    /// What the closing came to, once it is done: what could not be done, if anything.
+    done: watch::Sender<Option<Option<String>>>,
+    visitors: AtomicUsize,
+    left: Notify,
     /// The claims that the engine may know and no guard holds yet.
     under_way: Mutex<FastMap<ClaimId, Arc<Claim>>>,
 }
@@ -64,6 +72,9 @@ impl Client {
             forks: fork::generation(),
             closed: AtomicBool::new(false),
             closing: Notify::new(),
+            done: watch::Sender::new(None),
+            visitors: AtomicUsize::new(0),
+            left: Notify::new(),
             under_way: Mutex::default(),
             engine,
             capabilities,
@@ -87,7 +98,7 @@ impl Client {
                 source: None,
             });
         }
-        match self.closed.load(Ordering::Acquire) {
+        match self.is_closed() {
             true => Err(Error::Closed),
             false => Ok(()),
         }
@@ -127,17 +138,33 @@ impl Client {
     pub(crate) fn begin(&self, claim: &Arc<Claim>) -> Result<UnderWay<'_>> {
         let mut under_way = self.under_way();
         // Closing sets the flag before it looks at the claims, so one of us sees the other.
-        if self.closed.load(Ordering::Acquire) {
+        if self.is_closed() {
             return Err(Error::Closed);
         }
         under_way.insert(claim.id, claim.clone());
         Ok(UnderWay { client: self, id: claim.id })
     }
 
+    /// Before `claim` is released; as [`begin`](Client::begin), but closing itself releases, too.
+    pub(crate) fn begin_release(&self, claim: &Arc<Claim>) -> UnderWay<'_> {
+        self.under_way().insert(claim.id, claim.clone());
+        UnderWay { client: self, id: claim.id }
+    }
+
+    /// Somebody waits for something that closing ends; the closing waits for him to leave.
+    pub(crate) fn visit(&self) -> Visit<'_> {
+        self.visitors.fetch_add(1, Ordering::AcqRel);
+        Visit { client: self }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// Pending until this client closes.
     pub(crate) async fn closed(&self) {
         let closing = self.closing.notified();
-        if !self.closed.load(Ordering::Acquire) {
+        if !self.is_closed() {
             closing.await;
         }
     }
@@ -147,25 +174,66 @@ impl Client {
     }
 
     /// Releases everything this client holds, withdraws what it waits for, finishes what runs in
-    /// the background, and ends the keeper. Errors of single releases are answered as one, after
-    /// all were tried.
+    /// the background, and closes the engine. It goes on if nobody waits for it, and whoever calls
+    /// it again waits for the same closing.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
-        if self.is_forked() || self.closed.swap(true, Ordering::AcqRel) {
+        if self.is_forked() {
             return Ok(());
         }
-        self.gate.close();
-        let under_way: Vec<_> = self.under_way().values().cloned().collect();
-        under_way.into_iter().for_each(|claim| self.withdraw_in_background(claim));
-        self.closing.notify_waiters();
-        let releases = self.keeper.holds().into_iter().map(crate::acquire::release);
+        let mut done = self.done.subscribe();
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            self.keeper.runtime().spawn(close_all(self.clone()));
+        }
+        // The sender lives in this very client, so this ends only when the closing is done.
+        let outcome = done.wait_for(Option::is_some).await;
+        match outcome.ok().and_then(|outcome| outcome.clone()).flatten() {
+            None => Ok(()),
+            Some(what) => {
+                let engine = self.capabilities.engine;
+                Err(Error::Unreachable { engine, what, retryable: false, source: None })
+            }
+        }
+    }
+}
+
+async fn close_all(client: Arc<Client>) {
+    client.gate.close();
+    let under_way: Vec<_> = client.under_way().values().cloned().collect();
+    under_way.into_iter().for_each(|claim| client.withdraw_in_background(claim));
+    client.closing.notify_waiters();
+    let everything = async {
+        let releases = client.keeper.holds().into_iter().map(crate::acquire::release);
         let outcomes = futures_util::future::join_all(releases).await;
-        self.keeper.finish().await;
-        self.engine.close().await;
+        while client.visitors.load(Ordering::Acquire) > 0 {
+            client.left.notified().await;
+        }
+        client.keeper.finish().await;
         // A lock that was lost before needs no release.
-        let failed = |outcome: &Result<()>| {
-            !matches!(outcome, Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }))
-        };
-        outcomes.into_iter().find(failed).unwrap_or(Ok(()))
+        outcomes.into_iter().find_map(|outcome| match outcome {
+            Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }) => None,
+            Err(error) => Some(error.to_string()),
+        })
+    };
+    let failed = match tokio::time::timeout(CLOSE_WITHIN, everything).await {
+        Ok(failed) => failed,
+        Err(_) => Some(format!("not everything was released within {CLOSE_WITHIN:?}")),
+    };
+    client.engine.close().await;
+    client.done.send_replace(Some(
+        failed.map(|what| format!("{what}; what is still held ends with its lease")),
+    ));
+}
+
+/// Something that closing must let end first, until this is dropped.
+pub(crate) struct Visit<'a> {
+    client: &'a Client,
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        if self.client.visitors.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.client.left.notify_one();
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use tokio::sync::{Notify, mpsc};
 
-use super::queue::{Tally, clash};
+use super::queue::{Tally, check_permits, clash};
 use super::watch::watch_states;
 use super::withdrawn::Withdrawn;
 use super::{
@@ -212,6 +212,7 @@ impl Engine for Memory {
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
         let (tell, changes) = mpsc::unbounded_channel();
         let mut home = self.home();
+        home.watchers.retain(|(_, tell)| !tell.is_closed());
         home.watchers.push((scope.clone(), tell));
         let first = match scope {
             Scope::Name(name) => vec![name.clone()],
@@ -344,6 +345,7 @@ impl Home {
 
     /// A claim's first request, or a repetition of it.
     fn enter(&mut self, claim: &Claim, client: u64, queue: bool, now: Moment) -> Result<Entered> {
+        check_permits(claim)?;
         if self.withdrawn.contains(claim.id) {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
@@ -419,6 +421,10 @@ impl Home {
             None => {
                 let place = lock.places.remove(&id)?;
                 lock.waiters.remove(&place);
+                // Who was behind it may be the first now, and looks at other times.
+                if let Some((_, next)) = lock.waiters.range(place..).next() {
+                    next.wake.notify_one();
+                }
                 None
             }
         };
@@ -563,7 +569,9 @@ impl Lock {
             self.holders.values().map(|held| held.lapses).min().unwrap_or(now)
         } else {
             let held = self.holders.values().map(|held| held.ttl);
-            now + held.chain([waiting.claim.ttl]).min().unwrap_or_default()
+            let before = self.waiters.range(..place).next_back();
+            let before = before.map_or(waiting.claim.ttl, |(_, before)| before.claim.ttl);
+            now + held.chain([before]).min().unwrap_or_default()
         };
         Some(Entered::Queued { wake: waiting.wake.clone(), look_again })
     }
