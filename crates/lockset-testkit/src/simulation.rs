@@ -139,6 +139,7 @@ impl World {
         self.over.store(true, Ordering::Relaxed);
         self.weather.calm();
         storms.await.unwrap();
+        self.weather.thawed().await;
         for locks in &clients {
             locks.close().await.map_err(|error| format!("closing in calm weather: {error}"))?;
         }

@@ -111,6 +111,14 @@ pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
     }
 }
 
+/// Gives a lock back without waiting long for the answer; the rest happens in the background.
+pub(crate) async fn release_soon(hold: Arc<Hold>) -> Result<()> {
+    let engine = hold.client.capabilities.engine;
+    let what = format!("`{}` was not released within {CLEANING_TIMEOUT:?}", hold.name);
+    let late = Error::Unreachable { engine, what, retryable: true, source: None };
+    tokio::time::timeout(CLEANING_TIMEOUT, release(hold)).await.unwrap_or(Err(late))
+}
+
 /// Withdraws a claim, again and again until the engine has answered or its lease is long over.
 pub(crate) async fn withdraw_until_done(client: &Client, claim: &Claim) {
     let give_up = client.clock.now() + claim.ttl + CLEANING_TIMEOUT;

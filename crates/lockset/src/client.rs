@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use crate::acquire::withdraw_until_done;
+use crate::acquire::{release_soon, withdraw_until_done};
 use crate::clock::Clock;
 use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, drift};
 use crate::error::{Error, LossReason, Result};
@@ -202,7 +202,7 @@ async fn close_all(client: Arc<Client>) {
     under_way.into_iter().for_each(|claim| client.withdraw_in_background(claim));
     client.closing.notify_waiters();
     let everything = async {
-        let releases = client.keeper.holds().into_iter().map(crate::acquire::release);
+        let releases = client.keeper.holds().into_iter().map(release_soon);
         let outcomes = futures_util::future::join_all(releases).await;
         while client.visitors.load(Ordering::Acquire) > 0 {
             client.left.notified().await;

@@ -354,7 +354,7 @@ impl Drop for Guard {
         if let Dropped::Last = self.hold.drop_guard() {
             let hold = self.hold.clone();
             self.hold.client.keeper.run(async move {
-                if let Err(error) = acquire::release(hold.clone()).await {
+                if let Err(error) = acquire::release_soon(hold.clone()).await {
                     tracing::debug!(name = %hold.name, %error, "released by drop, but");
                 }
             });
@@ -382,7 +382,7 @@ enum Dropped {
 pub(crate) struct Hold {
     pub(crate) id: ClaimId,
     pub(crate) client: Arc<Client>,
-    name: Name,
+    pub(crate) name: Name,
     token: Token,
     ttl: Duration,
     since: Moment,
