@@ -3,11 +3,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
+use futures_core::future::BoxFuture;
+use futures_util::poll;
 use tracing::Instrument;
 
-use crate::client::Client;
+use crate::client::{Client, Visit};
 use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Wait};
 use crate::error::{Error, Result};
 use crate::gate::{Entered, InLine, Pass, Turn};
@@ -90,12 +93,13 @@ pub(crate) async fn acquire_patiently(want: &Want) -> Result<Guard> {
 /// If this future is dropped on the way, the rest happens in the background.
 pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
     let Some(Ended { claim, grant, pass }) = hold.end()? else { return Ok(()) };
-    let claimed = claim.clone();
-    let _under_way = hold.client.begin_release(&claimed);
+    let mut visit = Some(hold.client.visit_anyway());
     let next = pass.as_ref().and_then(Pass::next);
     let leaving = Leaving { client: hold.client.clone(), claim, next, pass, answered: false };
     let next = leaving.next.as_ref().map(|next| &*next.claim);
-    match hold.client.engine.release(&leaving.claim, &grant, next).await {
+    let releasing = hold.client.engine.release(&leaving.claim, &grant, next);
+    let released = answer(&hold.client, &leaving.claim, &mut visit, releasing).await;
+    match released {
         Ok(next_grant) => {
             tracing::debug!(name = %leaving.claim.name, token = %grant.token, "released");
             leaving.hand_over(next_grant);
@@ -215,11 +219,11 @@ enum Asked {
 /// grant.
 async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>) -> Result<Asked> {
     let client = &want.client;
-    let _under_way = client.begin(&claim)?;
+    let mut visit = Some(client.visit()?);
     let orphan = Orphan { client, claim: Some(claim.clone()), offered: None };
     let granted = tokio::select! {
         biased;
-        granted = client.engine.acquire(&claim, wait) => granted,
+        granted = answer(client, &claim, &mut visit, client.engine.acquire(&claim, wait)) => granted,
         () = client.closed() => return Err(Error::Closed),
     };
     let now = client.clock.now();
@@ -242,6 +246,24 @@ async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>
         }
         Err(error @ Error::NotHeld { .. }) => Ok(Asked::Forgotten(error)),
         Err(error) => Err(error),
+    }
+}
+
+/// The engine's answer about `claim`. Mostly it comes at once; otherwise the visit ends, and the
+/// claim is known to be under way instead.
+async fn answer<T>(
+    client: &Client,
+    claim: &Arc<Claim>,
+    visit: &mut Option<Visit<'_>>,
+    mut request: BoxFuture<'_, T>,
+) -> T {
+    match poll!(&mut request) {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => {
+            let _under_way = client.awaits(claim);
+            *visit = None;
+            request.await
+        }
     }
 }
 

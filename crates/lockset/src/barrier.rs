@@ -66,7 +66,7 @@ impl Barrier {
     /// here.
     pub async fn wait(&self) -> Result<bool> {
         let id = ClaimId::random();
-        let leave = Leave { barrier: self, id, armed: true, _visit: self.cell.visit() };
+        let leave = Leave { barrier: self, id, armed: true, _visit: self.cell.visit()? };
         let (number, last) = self.arrive(id).await?;
         if !last {
             self.cell

@@ -128,7 +128,7 @@ impl Shared {
     }
 
     /// Somebody waits here who has to clean up when he leaves.
-    pub(crate) fn visit(&self) -> Visit<'_> {
+    pub(crate) fn visit(&self) -> Result<Visit<'_>> {
         self.client.visit()
     }
 

@@ -130,35 +130,35 @@ impl Client {
         }
     }
 
-    /// Before the engine is asked for `claim`. Until the answer is dropped, closing withdraws the
-    /// claim itself: the task that waits may not run again before the engine is closed.
+    /// Something begins that closing must let end first: a request that the engine may answer at
+    /// once, or somebody who cleans up when he leaves.
     ///
     /// # Errors
     /// [`Error::Closed`].
-    pub(crate) fn begin(&self, claim: &Arc<Claim>) -> Result<UnderWay<'_>> {
-        let mut under_way = self.under_way();
-        // Closing sets the flag before it looks at the claims, so one of us sees the other.
-        if self.is_closed() {
-            return Err(Error::Closed);
+    pub(crate) fn visit(&self) -> Result<Visit<'_>> {
+        let visit = self.visit_anyway();
+        // Closing sets the flag before it counts the visitors, so one of us sees the other.
+        match self.is_closed() {
+            true => Err(Error::Closed),
+            false => Ok(visit),
         }
-        under_way.insert(claim.id, claim.clone());
-        Ok(UnderWay { client: self, id: claim.id })
     }
 
-    /// Before `claim` is released; as [`begin`](Client::begin), but closing itself releases, too.
-    pub(crate) fn begin_release(&self, claim: &Arc<Claim>) -> UnderWay<'_> {
+    /// As [`visit`](Client::visit), for what gives back and is welcome to the last.
+    pub(crate) fn visit_anyway(&self) -> Visit<'_> {
+        self.visitors.fetch_add(1, Ordering::SeqCst);
+        Visit { client: self }
+    }
+
+    /// The engine does not answer at once about `claim`. Until this is dropped, closing withdraws
+    /// the claim itself: the task that waits may not run again before the engine is closed.
+    pub(crate) fn awaits(&self, claim: &Arc<Claim>) -> UnderWay<'_> {
         self.under_way().insert(claim.id, claim.clone());
         UnderWay { client: self, id: claim.id }
     }
 
-    /// Somebody waits for something that closing ends; the closing waits for him to leave.
-    pub(crate) fn visit(&self) -> Visit<'_> {
-        self.visitors.fetch_add(1, Ordering::AcqRel);
-        Visit { client: self }
-    }
-
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.closed.load(Ordering::SeqCst)
     }
 
     /// Pending until this client closes.
@@ -167,6 +167,11 @@ impl Client {
         if !self.is_closed() {
             closing.await;
         }
+    }
+
+    fn withdraw_what_is_under_way(self: &Arc<Self>) {
+        let under_way: Vec<_> = self.under_way().values().cloned().collect();
+        under_way.into_iter().for_each(|claim| self.withdraw_in_background(claim));
     }
 
     fn under_way(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
@@ -181,7 +186,7 @@ impl Client {
             return Ok(());
         }
         let mut done = self.done.subscribe();
-        if !self.closed.swap(true, Ordering::AcqRel) {
+        if !self.closed.swap(true, Ordering::SeqCst) {
             self.keeper.runtime().spawn(close_all(self.clone()));
         }
         // The sender lives in this very client, so this ends only when the closing is done.
@@ -198,23 +203,8 @@ impl Client {
 
 async fn close_all(client: Arc<Client>) {
     client.gate.close();
-    let under_way: Vec<_> = client.under_way().values().cloned().collect();
-    under_way.into_iter().for_each(|claim| client.withdraw_in_background(claim));
     client.closing.notify_waiters();
-    let everything = async {
-        let releases = client.keeper.holds().into_iter().map(release_soon);
-        let outcomes = futures_util::future::join_all(releases).await;
-        while client.visitors.load(Ordering::Acquire) > 0 {
-            client.left.notified().await;
-        }
-        client.keeper.finish().await;
-        // A lock that was lost before needs no release.
-        outcomes.into_iter().find_map(|outcome| match outcome {
-            Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }) => None,
-            Err(error) => Some(error.to_string()),
-        })
-    };
-    let failed = match tokio::time::timeout(CLOSE_WITHIN, everything).await {
+    let failed = match tokio::time::timeout(CLOSE_WITHIN, give_everything_back(&client)).await {
         Ok(failed) => failed,
         Err(_) => Some(format!("not everything was released within {CLOSE_WITHIN:?}")),
     };
@@ -224,6 +214,24 @@ async fn close_all(client: Arc<Client>) {
     ));
 }
 
+/// What could not be given back, if anything.
+async fn give_everything_back(client: &Arc<Client>) -> Option<String> {
+    while client.visitors.load(Ordering::SeqCst) > 0 {
+        client.left.notified().await;
+    }
+    client.withdraw_what_is_under_way();
+    let releases = client.keeper.holds().into_iter().map(release_soon);
+    let outcomes = futures_util::future::join_all(releases).await;
+    // Releases of the user's own may have come to wait for the engine meanwhile.
+    client.withdraw_what_is_under_way();
+    client.keeper.finish().await;
+    // A lock that was lost before needs no release.
+    outcomes.into_iter().find_map(|outcome| match outcome {
+        Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }) => None,
+        Err(error) => Some(error.to_string()),
+    })
+}
+
 /// Something that closing must let end first, until this is dropped.
 pub(crate) struct Visit<'a> {
     client: &'a Client,
@@ -231,7 +239,8 @@ pub(crate) struct Visit<'a> {
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        if self.client.visitors.fetch_sub(1, Ordering::AcqRel) == 1 {
+        let last = self.client.visitors.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && self.client.is_closed() {
             self.client.left.notify_one();
         }
     }

@@ -61,7 +61,8 @@ impl Ticket {
             let why = "this client holds its lock already; reenter that guard";
             return Err(Error::invalid("ticket", self.name().as_str(), why));
         }
-        let _under_way = client.begin(&claim)?;
+        let _visit = client.visit()?;
+        let _under_way = client.awaits(&claim);
         let sent = client.clock.now();
         let grant = Grant { token: self.token, valid_until: sent, key: self.key.clone() };
         let grant = match self.claim.fixed {
