@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_core::future::BoxFuture;
 use futures_util::poll;
 use tracing::Instrument;
 
-use crate::client::{Client, Visit};
+use crate::client::Client;
 use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Wait};
 use crate::error::{Error, Result};
+use crate::eyes::Outcome;
 use crate::gate::{Entered, InLine, Pass, Turn};
 use crate::guard::{Ended, Guard, Hold};
 use crate::name::Name;
@@ -52,18 +52,32 @@ pub(crate) async fn acquire(want: &Want, wait: Wait) -> Result<Option<Guard>> {
         mode = %claim.mode,
         note = %claim.note.text,
     );
-    let waiting = client.eyes.waiting(&client.clock, &want.name);
-    let mut granted = admitted(want, claim, wait).instrument(span).await;
+    let mut admitting = std::pin::pin!(admitted(want, claim, wait).instrument(span));
+    let mut granted = match poll!(admitting.as_mut()) {
+        Poll::Ready(granted) => {
+            client.eyes.answered_at_once(&want.name, outcome(&granted));
+            granted
+        }
+        Poll::Pending => {
+            let waiting = client.eyes.waiting(&client.clock, &want.name);
+            let granted = admitting.await;
+            waiting.ended(outcome(&granted));
+            granted
+        }
+    };
     // Whatever came of it while the client was closed, nobody is to have it.
     if let Err(closed) = client.check_usable() {
         granted = Err(closed);
     }
-    match &granted {
-        Ok(Some(guard)) => waiting.ended("granted", guard.since()),
-        Ok(None) => waiting.ended("not_granted", client.clock.now()),
-        Err(_) => waiting.ended("error", client.clock.now()),
-    }
     granted
+}
+
+fn outcome(granted: &Result<Option<Guard>>) -> Outcome {
+    match granted {
+        Ok(Some(_)) => Outcome::Granted,
+        Ok(None) => Outcome::NotGranted,
+        Err(_) => Outcome::Error,
+    }
 }
 
 /// Like [`acquire`], but not granted in time is an error that says who holds the lock.
@@ -97,8 +111,18 @@ pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
     let next = pass.as_ref().and_then(Pass::next);
     let leaving = Leaving { client: hold.client.clone(), claim, next, pass, answered: false };
     let next = leaving.next.as_ref().map(|next| &*next.claim);
-    let releasing = hold.client.engine.release(&leaving.claim, &grant, next);
-    let released = answer(&hold.client, &leaving.claim, &mut visit, releasing).await;
+    let released = {
+        let mut releasing = hold.client.engine.release(&leaving.claim, &grant, next);
+        match poll!(&mut releasing) {
+            Poll::Ready(released) => released,
+            Poll::Pending => {
+                let _under_way = hold.client.awaits(&leaving.claim);
+                visit = None;
+                releasing.await
+            }
+        }
+    };
+    drop(visit);
     match released {
         Ok(next_grant) => {
             tracing::debug!(name = %leaving.claim.name, token = %grant.token, "released");
@@ -221,12 +245,24 @@ async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>
     let client = &want.client;
     let mut visit = Some(client.visit()?);
     let orphan = Orphan { client, claim: Some(claim.clone()), offered: None };
-    let granted = tokio::select! {
-        biased;
-        granted = answer(client, &claim, &mut visit, client.engine.acquire(&claim, wait)) => granted,
-        () = client.closed() => return Err(Error::Closed),
+    let granted = {
+        let mut granting = client.engine.acquire(&claim, wait);
+        // Mostly the engine answers at once, and then nobody needs to know that it was asked.
+        match poll!(&mut granting) {
+            Poll::Ready(granted) => granted,
+            Poll::Pending => {
+                let _under_way = client.awaits(&claim);
+                visit = None;
+                tokio::select! {
+                    biased;
+                    granted = granting => granted,
+                    () = client.closed() => return Err(Error::Closed),
+                }
+            }
+        }
     };
     let now = client.clock.now();
+    let _until_it_is_kept = visit;
     match granted {
         Ok(Some(grant)) if grant.valid_until > now => {
             orphan.defuse();
@@ -246,24 +282,6 @@ async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>
         }
         Err(error @ Error::NotHeld { .. }) => Ok(Asked::Forgotten(error)),
         Err(error) => Err(error),
-    }
-}
-
-/// The engine's answer about `claim`. Mostly it comes at once; otherwise the visit ends, and the
-/// claim is known to be under way instead.
-async fn answer<T>(
-    client: &Client,
-    claim: &Arc<Claim>,
-    visit: &mut Option<Visit<'_>>,
-    mut request: BoxFuture<'_, T>,
-) -> T {
-    match poll!(&mut request) {
-        Poll::Ready(answer) => answer,
-        Poll::Pending => {
-            let _under_way = client.awaits(claim);
-            *visit = None;
-            request.await
-        }
     }
 }
 

@@ -98,10 +98,6 @@ impl Guard {
         Self { hold, spent: false }
     }
 
-    pub(crate) fn since(&self) -> Moment {
-        self.hold.since
-    }
-
     /// The fencing token of this hold: greater than that of every earlier grant of this name.
     pub fn token(&self) -> Token {
         self.hold.token

@@ -55,6 +55,9 @@ struct Desk {
 struct Book {
     holds: FastMap<ClaimId, (Moment, Arc<Hold>)>,
     due: BTreeSet<(Moment, ClaimId)>,
+    /// Holds that came since the loop last looked. Most are gone again by then, and are never
+    /// sorted in.
+    fresh: Vec<(Moment, ClaimId)>,
     jobs: Vec<BoxFuture<'static, ()>>,
     /// Jobs that were taken and are not finished.
     running: usize,
@@ -105,7 +108,7 @@ impl Keeper {
     /// Takes a hold into care. It is looked after from `first_look` on.
     pub(crate) fn add(&self, hold: Arc<Hold>, first_look: Moment) {
         let mut book = self.desk.book();
-        book.schedule(first_look, hold);
+        book.admit(first_look, hold);
         self.desk.wake_for(&mut book, first_look);
     }
 
@@ -186,6 +189,24 @@ impl Book {
         };
     }
 
+    /// As `schedule`, for a hold that is new.
+    fn admit(&mut self, at: Moment, hold: Arc<Hold>) {
+        if self.fresh.len() > 64 + 2 * self.holds.len() {
+            let holds = &self.holds;
+            self.fresh.retain(|(at, id)| holds.get(id).is_some_and(|(now, _)| now == at));
+        }
+        self.fresh.push((at, hold.id));
+        self.holds.insert(hold.id, (at, hold));
+    }
+
+    fn sort_in_the_fresh(&mut self) {
+        for (at, id) in self.fresh.drain(..) {
+            if self.holds.get(&id).is_some_and(|(now, _)| *now == at) {
+                self.due.insert((at, id));
+            }
+        }
+    }
+
     fn unschedule(&mut self, id: ClaimId) -> Option<Arc<Hold>> {
         let (at, hold) = self.holds.remove(&id)?;
         self.due.remove(&(at, id));
@@ -248,6 +269,7 @@ async fn keep(desk: Arc<Desk>, engine: Arc<dyn Engine>) {
         let now = desk.clock.now();
         let (due, looks_at) = {
             let mut book = desk.book();
+            book.sort_in_the_fresh();
             let due = book.due(now);
             let jobs = std::mem::take(&mut book.jobs);
             book.running += jobs.len();

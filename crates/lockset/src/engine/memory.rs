@@ -69,6 +69,32 @@ impl Memory {
     fn home(&self) -> MutexGuard<'_, Home> {
         unpoisoned(&self.home)
     }
+
+    async fn wait(
+        &self,
+        claim: &Claim,
+        deadline: Moment,
+        wake: Arc<Notify>,
+        mut look_again: Moment,
+    ) -> Result<Option<Grant>> {
+        loop {
+            tokio::select! {
+                () = wake.notified() => {}
+                () = self.clock.sleep_until(look_again.min(deadline)) => {}
+            }
+            let now = self.clock.now();
+            let mut home = self.home();
+            match home.look(claim, now)? {
+                Entered::Granted(grant) => return Ok(Some(grant)),
+                Entered::Queued { .. } | Entered::Busy if now >= deadline => {
+                    home.remove(&claim.name, claim.id, now);
+                    return Ok(None);
+                }
+                Entered::Queued { look_again: next, .. } => look_again = next,
+                Entered::Busy => return Ok(None),
+            }
+        }
+    }
 }
 
 impl Drop for Memory {
@@ -110,34 +136,14 @@ impl Engine for Memory {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        let mut woken = None;
-        loop {
-            let look_again = {
-                let now = self.clock.now();
-                let mut home = self.home();
-                let entered = match &woken {
-                    None => home.enter(claim, self.client, wait != Wait::No, now)?,
-                    Some(_) => home.look(claim, now)?,
-                };
-                match entered {
-                    Entered::Granted(grant) => return Ok(Some(grant)),
-                    Entered::Busy => return Ok(None),
-                    Entered::Queued { wake, look_again } => {
-                        if now >= wait.deadline() {
-                            home.remove(&claim.name, claim.id, now);
-                            return Ok(None);
-                        }
-                        woken = Some(wake);
-                        look_again
-                    }
-                }
-            };
-            let until = look_again.min(wait.deadline());
-            if let Some(wake) = &woken {
-                tokio::select! {
-                    () = wake.notified() => {}
-                    () = self.clock.sleep_until(until) => {}
-                }
+        let now = self.clock.now();
+        let entered = self.home().enter(claim, self.client, wait != Wait::No, now)?;
+        match entered {
+            Entered::Granted(grant) => Ok(Some(grant)),
+            Entered::Busy => Ok(None),
+            // Boxed, because only few come here and all would have to make room for it.
+            Entered::Queued { wake, look_again } => {
+                Box::pin(self.wait(claim, wait.deadline(), wake, look_again)).await
             }
         }
     }
@@ -349,23 +355,25 @@ impl Home {
         if self.withdrawn.contains(claim.id) {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
-        self.expire(&claim.name, now);
         let lock = self.lock_of(&claim.name);
+        let ended = lock.expire(now);
         if lock.holders.contains_key(&claim.id) || lock.places.contains_key(&claim.id) {
             return self.look(claim, now);
         }
-        if let Some(why) = lock.mode_in_use().and_then(|used| clash(used, claim.mode)) {
-            return Err(Error::Conflict { name: claim.name.clone(), why });
-        }
-        let entered = if lock.waiters.is_empty() && lock.tally.admits(claim.mode) {
-            Entered::Granted(lock.grant(claim, client, now))
+        let clash = lock.mode_in_use().and_then(|used| clash(used, claim.mode));
+        let entered = if let Some(why) = clash {
+            Err(Error::Conflict { name: claim.name.clone(), why })
+        } else if lock.waiters.is_empty() && lock.tally.admits(claim.mode) {
+            Ok(Entered::Granted(lock.grant(claim, client, now)))
         } else if queue {
-            lock.enqueue(claim, client, now)
+            Ok(lock.enqueue(claim, client, now))
         } else {
-            return Ok(Entered::Busy);
+            Ok(Entered::Busy)
         };
-        self.touched(&claim.name);
-        Ok(entered)
+        if ended || !matches!(entered, Ok(Entered::Busy) | Err(_)) {
+            self.touched(&claim.name);
+        }
+        entered
     }
 
     /// How a claim that entered before is doing.
@@ -411,25 +419,19 @@ impl Home {
 
     /// Takes a claim out, wherever it is, and admits who is next. Answers the token it held by.
     fn remove(&mut self, name: &Name, id: ClaimId, now: Moment) -> Option<Token> {
-        self.expire(name, now);
         let lock = self.locks.get_mut(name)?;
-        let token = match lock.holders.remove(&id) {
-            Some(held) => {
-                lock.tally.remove(held.mode);
-                Some(held.token)
-            }
-            None => {
-                let place = lock.places.remove(&id)?;
-                lock.waiters.remove(&place);
-                // Who was behind it may be the first now, and looks at other times.
-                if let Some((_, next)) = lock.waiters.range(place..).next() {
-                    next.wake.notify_one();
-                }
-                None
-            }
-        };
-        lock.admit(now);
-        self.touched(name);
+        let ended = lock.expire(now);
+        let token = lock.holders.remove(&id).map(|held| {
+            lock.tally.remove(held.mode);
+            held.token
+        });
+        let left = token.is_none() && lock.leave(id);
+        if token.is_some() || left {
+            lock.admit(now);
+        }
+        if ended || token.is_some() || left {
+            self.touched(name);
+        }
         token
     }
 
@@ -520,6 +522,17 @@ impl Lock {
             self.admit(now);
         }
         ended
+    }
+
+    /// Takes a waiter out; whether it was there.
+    fn leave(&mut self, id: ClaimId) -> bool {
+        let Some(place) = self.places.remove(&id) else { return false };
+        self.waiters.remove(&place);
+        // Who was behind it may be the first now, and looks at other times.
+        if let Some((_, next)) = self.waiters.range(place..).next() {
+            next.wake.notify_one();
+        }
+        true
     }
 
     fn admit(&mut self, now: Moment) {
