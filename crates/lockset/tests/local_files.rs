@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use lockset::engine::local::{Local, LocalOptions};
 use lockset::engine::{Claim, ClaimId, Engine, Grant, Mode, Version, Wait};
-use lockset::{Error, LossReason, Note};
+use lockset::{Error, LossReason, Note, Token};
 
 /// Well below the safety net of a second: whoever is this fast was told.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -131,23 +131,119 @@ async fn a_deleted_or_replaced_file_is_an_error_at_the_next_operation() {
     engine.release(&claim, &grant, None).await.unwrap();
 }
 
+/// What no process of this boot can be.
+const ELSEWHERE: &str = "1:1:1";
+
+/// The machine's clock, as it stands in the file.
+fn machine_time() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
 #[tokio::test]
 async fn nothing_but_fences_and_cells_survives_a_reboot() {
     let (_folder, path) = scratch();
     let engine = open(&path).unwrap();
-    let (_, before) = hold(&engine, LONG).await;
+    let (held, before) = hold(&engine, LONG).await;
+    let waits = claim(LONG);
+    {
+        let waiting = engine.acquire(&waits, Wait::Forever);
+        tokio::pin!(waiting);
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+    }
     engine.cell(&"jobs/1".parse().unwrap(), Version::ABSENT, Some(vec![7])).await.unwrap();
     drop(engine);
     let db = rusqlite::Connection::open(&path).unwrap();
-    db.execute_batch("UPDATE home SET boot = 'an earlier one'").unwrap();
+    // The clock had come an hour further. Nobody sees the processes of then.
+    let earlier = "UPDATE lock SET expires = expires + 3600000000000, process = ?1,
+                   seen = seen + 3600000000000 WHERE seq > 0";
+    assert_eq!(db.execute(earlier, [ELSEWHERE]), Ok(2));
     // An hour ahead of the clock, so that only the fence can keep tokens growing.
-    db.execute("UPDATE lock SET token = token + 3600000000", []).unwrap();
+    db.execute("UPDATE lock SET token = token + 3600000000 WHERE token > 0", []).unwrap();
     drop(db);
+    let before = Grant { token: Token::new(before.token.get() + 3_600_000_000), ..before };
     let engine = open(&path).unwrap();
+    let state = engine.inspect(&held.name).await.unwrap();
+    assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
+    let renewed = engine.renew(&[(&held, &before)]).await.remove(0);
+    assert!(matches!(renewed, Err(Error::Lost { reason: LossReason::Forgotten, .. })));
     let (_, after) = hold(&engine, LONG).await;
-    assert_eq!(after.token.get(), before.token.get() + 3_600_000_001);
+    assert_eq!(after.token.get(), before.token.get() + 1);
     let state = engine.list(&"".parse().unwrap()).await.unwrap().remove(0);
     assert_eq!(state.cell.unwrap().value, [7]);
+}
+
+#[tokio::test]
+async fn another_name_of_the_boot_takes_no_lock_away() {
+    let (folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let (claim, grant) = hold(&engine, LONG).await;
+    let id = folder.path().join("boot_id");
+    for text in ["11111111-2222-3333-4444-555555555555\n", ""] {
+        std::fs::write(&id, text).unwrap();
+        let mount = format!("mount --bind {} /proc/sys/kernel/random/boot_id", id.display());
+        let script = format!("{mount} && exec \"$0\" \"$@\"");
+        let elsewhere = ["unshare", "--mount", "sh", "-c", &script];
+        let mut other = Other::start(&path, LONG, &elsewhere, &[("LOCKSET_TEST_WAITS", "1")]);
+        other.says("waits");
+        engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_whose_death_cannot_be_seen_is_passed_over_after_a_minute() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let (held, grant) = hold(&engine, LONG).await;
+    let gone = claim(LONG);
+    {
+        let waiting = engine.acquire(&gone, Wait::Forever);
+        tokio::pin!(waiting);
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+    }
+    let claim = claim(LONG);
+    let waiting = engine.acquire(&claim, Wait::Forever);
+    tokio::pin!(waiting);
+    let db = rusqlite::Connection::open(&path).unwrap();
+    let seen = |ago: i64, process: &str| {
+        let sql = "UPDATE lock SET seen = ?1, process = ?2 WHERE id = ?3";
+        let id = gone.id.to_bits().to_be_bytes();
+        let seen = machine_time() - ago * 1_000_000_000;
+        assert_eq!(db.execute(sql, rusqlite::params![seen, process, id]), Ok(1));
+    };
+    let waiters = async || engine.inspect(&held.name).await.unwrap().waiters.len();
+    // Who is seen to live need not show up.
+    db.execute("UPDATE lock SET seen = 0 WHERE seen > 0", []).unwrap();
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    assert_eq!(waiters().await, 2);
+    seen(50, ELSEWHERE);
+    tokio::time::timeout(Duration::from_secs(2), &mut waiting).await.unwrap_err();
+    assert_eq!(waiters().await, 2);
+    seen(61, ELSEWHERE);
+    assert_eq!(waiters().await, 1);
+    tokio::time::timeout(Duration::from_secs(2), &mut waiting).await.unwrap_err();
+    engine.release(&held, &grant, None).await.unwrap();
+    let released = Instant::now();
+    assert!(waiting.await.unwrap().is_some());
+    assert!(released.elapsed() < AT_ONCE, "{:?}", released.elapsed());
+}
+
+#[tokio::test]
+async fn who_waits_for_long_shows_up() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    hold(&engine, LONG).await;
+    let claim = claim(LONG);
+    let waiting = engine.acquire(&claim, Wait::Forever);
+    tokio::pin!(waiting);
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    let db = rusqlite::Connection::open(&path).unwrap();
+    let a_while_ago = machine_time() - 30_000_000_000;
+    db.execute("UPDATE lock SET seen = ?1 WHERE seen > 0", [a_while_ago]).unwrap();
+    tokio::time::timeout(Duration::from_secs(2), &mut waiting).await.unwrap_err();
+    let seen: i64 =
+        db.query_row("SELECT seen FROM lock WHERE seen > 0", [], |row| row.get(0)).unwrap();
+    assert!(machine_time() - seen < 5_000_000_000);
 }
 
 /// A file system of a few pages, unmounted when dropped.

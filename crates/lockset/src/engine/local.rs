@@ -11,10 +11,13 @@
 //! * `process` knows whether a holder's process still lives.
 //!
 //! # What it promises
-//! Leases run on the machine's boot clock, which all its processes share and nobody sets, and end
-//! with the boot. A holder whose process dies is succeeded at once (Linux), if its death can be
-//! seen from here; in another pid namespace, its lease decides. Tokens are never below the wall
-//! clock in microseconds, so they go on growing even if a power cut takes the last transactions.
+//! Leases run on the machine's boot clock, which all its processes share and nobody sets. A lease
+//! never ends later than one ttl from now, so one that seems to is of an earlier boot and over; what
+//! else an earlier boot left lapses within one ttl. No file or name of a boot is asked, because
+//! containers may see another one. A holder whose process dies is succeeded at once (Linux), if its
+//! death can be seen from here; in another pid namespace, its lease decides, and of a waiter that it
+//! has not shown up for a minute. Tokens are never below the wall clock in microseconds, so they go
+//! on growing even if a power cut takes the last transactions.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -569,6 +572,9 @@ mod tests {
         let (folder, one, _two) = clients();
         let held = claim("held", Mode::Exclusive);
         hold(&one, &held).await;
+        // Nobody comes to this one again.
+        let left = Claim { ttl: Duration::from_millis(1), ..claim("left", Mode::Exclusive) };
+        hold(&one, &left).await;
         one.cell(&"cell".parse().unwrap(), Version::ABSENT, Some(vec![1])).await.unwrap();
         for name in ["idle", "own clock"] {
             let floor = (name == "own clock").then_some(Token::new(5));

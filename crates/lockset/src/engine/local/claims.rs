@@ -30,11 +30,18 @@ const CLOCK_TOKENS_FROM: u64 = 1_000_000_000_000_000;
 const SWEEP_ONE_IN: u32 = 64;
 const SWEEP_NAMES: i64 = 128;
 
+/// Whoever waits for so long without having shown up has gone, if it is not seen to live.
+const UNSEEN: Duration = Duration::from_secs(60);
+/// A client that waits shows up so often at least.
+const SHOW_UP: Duration = Duration::from_secs(20);
+/// The sweep also takes waiters that have not shown up for so long.
+const UNSEEN_FOR_LONG: Duration = Duration::from_secs(86_400);
+
 /// The columns that [`ClaimRow::read`] reads, of the rows chosen by the rest of the statement.
 macro_rules! select_claims {
     ($which:literal) => {
         concat!(
-            "SELECT seq, token, id, mode, ttl, floor, expires, detached, process, inbox, ",
+            "SELECT seq, token, id, mode, ttl, floor, expires, detached, process, inbox, seen, ",
             "EXISTS (SELECT 1 FROM watcher) FROM lock ",
             $which
         )
@@ -46,7 +53,7 @@ macro_rules! select_states {
     ($which:literal) => {
         concat!(
             "SELECT name, seq, token, id, mode, expires, revoked, by, note, process, detached, ",
-            "version, value FROM lock ",
+            "version, value, ttl, seen FROM lock ",
             $which
         )
     };
@@ -109,11 +116,14 @@ impl Transaction<'_> {
                 self.tell_watchers(&claim.name)?;
                 return Ok(Ok(Standing::Granted(grant)));
             }
-            let first = queue.refused.as_ref().is_some_and(|first| first.id == claim.id);
-            let before = if first { None } else { self.waiter_before(claim, seq)? };
-            if !first && before.is_none() {
-                return Ok(Err(not_held(claim)));
-            }
+            let (before, seen) = match &queue.refused {
+                Some(first) if first.id == claim.id => (None, first.seen),
+                _ => match self.waiter_before(claim, seq)? {
+                    Some((before, seen)) => (Some(before), seen),
+                    None => return Ok(Err(not_held(claim))),
+                },
+            };
+            self.show_up(&claim.name, seen)?;
             let buried = match &before {
                 None => self.bury_the_dead(&claim.name, &queue)?,
                 Some(before) => self.bury_if_dead(&claim.name, before)?,
@@ -163,7 +173,8 @@ impl Transaction<'_> {
             .db
             .prepare_cached(
                 "UPDATE lock SET expires = ?1, ttl = ?2, inbox = ?3 WHERE name = ?4 AND seq = ?5
-                 AND id = ?6 AND token = ?7 AND expires > ?8 AND revoked = 0",
+                 AND id = ?6 AND token = ?7 AND expires > ?8 AND expires - ttl <= ?8
+                 AND revoked = 0",
             )?
             .execute(params![
                 int(expires),
@@ -229,7 +240,7 @@ impl Transaction<'_> {
             .db
             .prepare_cached(
                 "DELETE FROM lock WHERE name = ?1 AND seq = ?2 AND id = ?3 AND token = ?4
-                 AND expires > ?5",
+                 AND expires > ?5 AND expires - ttl <= ?5",
             )?
             .execute(params![
                 claim.name.as_str(),
@@ -369,8 +380,8 @@ impl Transaction<'_> {
         Ok(states)
     }
 
-    /// Adds what one row says. Holders that lapsed or died are in nobody's way, so they are not
-    /// shown, although they are only removed when somebody comes.
+    /// Adds what one row says. Claims that lapsed or whose processes died are in nobody's way, so
+    /// they are not shown, although they are only removed when somebody comes.
     fn add_to_state(
         &self,
         state: &mut LockState,
@@ -378,6 +389,9 @@ impl Transaction<'_> {
         dead: &mut HashMap<String, bool>,
     ) -> Sql<()> {
         let token = unsigned(row, 2)?;
+        let mut is_dead = |process: String| {
+            *dead.entry(process).or_insert_with_key(|text| self.store.processes.is_dead(text))
+        };
         if row.get::<_, i64>(1)? == 0 {
             state.fence = (token > 0).then_some(Token::new(token));
             let value: Option<Vec<u8>> = row.get(12)?;
@@ -387,14 +401,15 @@ impl Transaction<'_> {
         }
         let (claim, mode) = (id_at(row, 3)?, mode_at(row, 4)?);
         let note = Note { by: row.get(7)?, text: row.get(8)? };
-        let Some(expires) = optional(row, 5)? else {
-            state.waiters.push(Waiter { claim, mode, note });
+        let process: String = row.get(9)?;
+        let (expires, detached) = (optional(row, 5)?, row.get::<_, bool>(10)?);
+        let Some(expires) = expires else {
+            if !self.is_unseen(optional(row, 14)?, &process) && !is_dead(process) {
+                state.waiters.push(Waiter { claim, mode, note });
+            }
             return Ok(());
         };
-        let process: String = row.get(9)?;
-        let gone = !row.get::<_, bool>(10)?
-            && *dead.entry(process).or_insert_with_key(|text| self.store.processes.is_dead(text));
-        if expires > self.now && !gone {
+        if self.lasts(expires, unsigned(row, 13)?) && (detached || !is_dead(process)) {
             state.holders.push(Holder {
                 claim: Some(claim),
                 token: Some(Token::new(token)),
@@ -440,6 +455,7 @@ struct ClaimRow {
     detached: bool,
     process: String,
     inbox: String,
+    seen: Option<u64>,
 }
 
 impl ClaimRow {
@@ -455,13 +471,15 @@ impl ClaimRow {
             detached: row.get(7)?,
             process: row.get(8)?,
             inbox: row.get(9)?,
+            seen: optional(row, 10)?,
         })
     }
 }
 
 /// The steps the verbs share.
 impl Transaction<'_> {
-    /// Drops the holders whose lease is over and admits, in order, who fits behind the rest.
+    /// Drops the holders whose lease is over and the first waiters that have gone, and admits, in
+    /// order, who fits behind the rest.
     fn settle(&mut self, name: &Name) -> Sql<Queue> {
         let (mut fence, mut tally) = (None, Tally::default());
         let (mut holders, mut refused, mut lapsed) = (Vec::<ClaimRow>::new(), None, Vec::new());
@@ -471,13 +489,17 @@ impl Transaction<'_> {
         while let Some(row) = rows.next()? {
             if row.get::<_, i64>(0)? == 0 {
                 fence = Some(unsigned(row, 1)?);
-                self.watched = row.get(10)?;
+                self.watched = row.get(11)?;
                 continue;
             }
             let claim = ClaimRow::read(row)?;
             match claim.expires {
-                Some(expires) if expires <= self.now => {
-                    lapsed.push(claim.seq);
+                Some(expires) if !self.lasts(expires, claim.ttl) => {
+                    lapsed.push(claim);
+                    continue;
+                }
+                None if self.is_unseen(claim.seen, &claim.process) => {
+                    lapsed.push(claim);
                     continue;
                 }
                 None if !tally.admits(claim.mode) => {
@@ -492,13 +514,46 @@ impl Transaction<'_> {
         drop(rows);
         drop(statement);
         let mut queue = Queue { fence, tally, holders, refused };
-        for seq in lapsed {
-            self.delete(name, seq)?;
+        for claim in lapsed {
+            self.delete(name, claim.seq)?;
+            if claim.expires.is_none() {
+                self.wake_waiter_after(name, claim.seq)?;
+            }
         }
         if queue.holders.last().is_some_and(|last| last.expires.is_none()) {
             self.admit(name, &mut queue)?;
         }
         Ok(queue)
+    }
+
+    /// Whether a lease still runs. One that ends later than a whole ttl from now was written before
+    /// the machine booted, when its clock had come further.
+    fn lasts(&self, expires: u64, ttl: u64) -> bool {
+        self.now < expires && expires <= self.now.saturating_add(ttl)
+    }
+
+    /// Whether one that waits has gone, as far as that can be known without seeing its process.
+    fn is_unseen(&self, seen: Option<u64>, process: &str) -> bool {
+        match seen.unwrap_or(0) {
+            // That was before the machine booted.
+            seen if seen > self.now => true,
+            seen => self.now - seen > nanos(UNSEEN) && !self.store.processes.is_alive(process),
+        }
+    }
+
+    /// A client shows up with all its waiters for the name at a time, because it lives or dies with
+    /// them; so they write once in a while, however many they are.
+    fn show_up(&mut self, name: &Name, seen: Option<u64>) -> Sql<()> {
+        if self.now.saturating_sub(seen.unwrap_or(0)) < nanos(SHOW_UP) {
+            return Ok(());
+        }
+        self.db
+            .prepare_cached(
+                "UPDATE lock SET seen = ?1 WHERE name = ?2 AND seq > 0 AND expires IS NULL
+                 AND inbox = ?3",
+            )?
+            .execute(params![int(self.now), name.as_str(), self.store.inbox.name()])
+            .map(|_| ())
     }
 
     /// Grants the lock to those among `holders` that were waiting until now, and tells them.
@@ -546,6 +601,19 @@ impl Transaction<'_> {
             |row| row.get(0),
         )?;
         if let Some(last) = &last {
+            // Claims are removed by who comes next; but nobody comes to a name that is not used any
+            // more.
+            self.db.execute(
+                "DELETE FROM lock WHERE seq > 0 AND name > ?1 AND name <= ?2 AND CASE
+                 WHEN expires IS NULL THEN seen > ?3 OR seen < ?4
+                 ELSE expires <= ?3 OR expires - ttl > ?3 END",
+                params![
+                    from,
+                    last,
+                    int(self.now),
+                    int(self.now.saturating_sub(nanos(UNSEEN_FOR_LONG)))
+                ],
+            )?;
             self.db.execute(
                 "DELETE FROM lock WHERE seq = 0 AND name > ?1 AND name <= ?2 AND value IS NULL
                  AND token > ?3 AND token < ?4 AND version < ?4 AND NOT EXISTS
@@ -581,8 +649,8 @@ impl Transaction<'_> {
         self.db
             .prepare_cached(
                 "INSERT INTO lock (name, seq, token, id, mode, ttl, floor, expires, revoked,
-                 detached, process, inbox, by, note)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0, ?9, ?10, ?11, ?12, ?13)",
+                 detached, process, inbox, by, note, seen)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0, ?9, ?10, ?11, ?12, ?13, ?14)",
             )?
             .execute(params![
                 claim.name.as_str(),
@@ -598,6 +666,7 @@ impl Transaction<'_> {
                 self.store.inbox.name(),
                 &*claim.note.by,
                 &*claim.note.text,
+                expires.is_none().then_some(int(self.now)),
             ])
             .map(|_| ())
     }
@@ -636,18 +705,23 @@ impl Transaction<'_> {
             .prepare_cached(select_claims!("WHERE name = ?1 AND seq = ?2 AND seq > 0"))?
             .query_row(params![claim.name.as_str(), seq], ClaimRow::read)
             .optional()?;
-        let lasts = |row: &ClaimRow| row.expires.is_some_and(|expires| expires > self.now);
+        let lasts = |row: &ClaimRow| row.expires.is_some_and(|ends| self.lasts(ends, row.ttl));
         Ok(row.filter(|row| row.id == claim.id && lasts(row)))
     }
 
-    /// The waiter before the one at `seq`; `None` also if the claim is not there any more.
-    fn waiter_before(&self, claim: &Claim, seq: i64) -> Sql<Option<ClaimRow>> {
+    /// The waiter before the one at `seq`, and when that one showed up last; `None` also if the
+    /// claim is not there any more.
+    fn waiter_before(&self, claim: &Claim, seq: i64) -> Sql<Option<(ClaimRow, Option<u64>)>> {
         let mut statement = self.db.prepare_cached(select_claims!(
             "WHERE name = ?1 AND seq > 0 AND seq <= ?2 ORDER BY seq DESC LIMIT 2"
         ))?;
         let mut rows = statement.query(params![claim.name.as_str(), seq])?;
         match rows.next()? {
-            Some(row) if id_at(row, 2)? == claim.id => rows.next()?.map(ClaimRow::read).transpose(),
+            Some(row) if id_at(row, 2)? == claim.id => {
+                let seen = optional(row, 10)?;
+                let before = rows.next()?.map(ClaimRow::read).transpose()?;
+                Ok(before.map(|before| (before, seen)))
+            }
             _ => Ok(None),
         }
     }
@@ -662,9 +736,13 @@ impl Transaction<'_> {
     }
 
     fn bury_if_dead(&mut self, name: &Name, claim: &ClaimRow) -> Sql<bool> {
-        // A detached hold outlives its process; a wait does not.
-        let lease_only = claim.detached && claim.expires.is_some();
-        if lease_only || !self.store.processes.is_dead(&claim.process) {
+        let dead = || self.store.processes.is_dead(&claim.process);
+        let gone = match claim.expires {
+            // A detached hold outlives its process; a wait does not.
+            Some(_) => !claim.detached && dead(),
+            None => dead() || self.is_unseen(claim.seen, &claim.process),
+        };
+        if !gone {
             return Ok(false);
         }
         self.delete(name, claim.seq)?;

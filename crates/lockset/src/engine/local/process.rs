@@ -85,6 +85,15 @@ impl Processes {
         })
     }
 
+    /// Whether the process so written lives beyond doubt.
+    pub(super) fn is_alive(&self, written: &str) -> bool {
+        written.parse().is_ok_and(|process: Process| {
+            let shown = || eyes::stat_of(&process.pid.to_string()).map(|stat| stat.start);
+            process == self.ours
+                || self.can_see(process) && process.start != 0 && shown() == Some(process.start)
+        })
+    }
+
     fn can_see(&self, process: Process) -> bool {
         self.proc_is_ours && process.namespace != 0 && process.namespace == self.ours.namespace
     }
@@ -325,11 +334,12 @@ mod tests {
         let seen = processes();
         let mut child = child();
         let process = process_of(&child);
-        assert!(!seen.is_dead(&process.to_string()));
+        assert!(!seen.is_dead(&process.to_string()) && seen.is_alive(&process.to_string()));
+        assert!(seen.is_alive(seen.recorded()));
         let recycled = Process { start: process.start + 1, ..process };
-        assert!(seen.is_dead(&recycled.to_string()));
+        assert!(seen.is_dead(&recycled.to_string()) && !seen.is_alive(&recycled.to_string()));
         let elsewhere = Process { namespace: process.namespace + 1, start: 1, ..process };
-        assert!(!seen.is_dead(&elsewhere.to_string()));
+        assert!(!seen.is_dead(&elsewhere.to_string()) && !seen.is_alive(&elsewhere.to_string()));
         child.kill().unwrap();
         seen.any_death(&[process.to_string()]).await;
         // Not yet waited for: a zombie.

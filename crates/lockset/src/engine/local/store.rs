@@ -285,6 +285,11 @@ impl Transaction<'_> {
         self.post.clear();
         (self.changed, self.watched) = (false, true);
         self.execute(begin)?;
+        if begin == READ {
+            // What is read must not be younger than `now`: a lease renewed in between would seem to
+            // end too late to be of this boot.
+            self.db.prepare_cached("SELECT 1 FROM home")?.query_row([], |_| Ok(()))?;
+        }
         self.now = self.store.time.now();
         let outcome = work(self).and_then(|done| self.execute("COMMIT").map(|()| done));
         if outcome.is_err() && !self.db.is_autocommit() {
@@ -346,7 +351,6 @@ fn connect(place: &Place) -> Sql<Result<Connection>> {
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // Whoever is alone would otherwise write back and sync at each close.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    forget_earlier_boots(&mut db)?;
     db.busy_handler(Some(a_moment))?;
     Ok(Ok(db))
 }
@@ -407,25 +411,6 @@ fn turn_on_the_log(db: &Connection) -> Sql<String> {
             answer => return answer,
         }
     }
-}
-
-/// No claim survives a reboot; the fences do.
-fn forget_earlier_boots(db: &mut Connection) -> Sql<()> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let boot = boot.trim();
-    let same = |db: &Connection| {
-        db.query_row("SELECT boot = ?1 FROM home", [boot], |row| row.get::<_, bool>(0))
-    };
-    if same(db)? {
-        return Ok(());
-    }
-    let cleaning = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    if !same(&cleaning)? {
-        cleaning.execute("DELETE FROM lock WHERE seq > 0", [])?;
-        cleaning.execute("DELETE FROM watcher", [])?;
-        cleaning.execute("UPDATE home SET boot = ?1", [boot])?;
-    }
-    cleaning.commit()
 }
 
 fn is_busy(error: &rusqlite::Error) -> bool {
