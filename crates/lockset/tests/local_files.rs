@@ -131,6 +131,54 @@ async fn a_deleted_or_replaced_file_is_an_error_at_the_next_operation() {
     engine.release(&claim, &grant, None).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_file_with_two_names_is_refused() {
+    let (folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let (claim, grant) = hold(&engine, LONG).await;
+    let other = folder.path().join("other.db");
+    std::fs::hard_link(&path, &other).unwrap();
+    for path in [&path, &other] {
+        assert!(final_words(open(path)).contains("2 names"));
+    }
+    // Whoever has it open already stops too, but what it holds is not lost.
+    let error = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap_err();
+    assert!(error.to_string().contains("2 names"), "{error}");
+    std::fs::remove_file(&other).unwrap();
+    engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+}
+
+#[tokio::test]
+async fn a_file_mounted_by_itself_is_refused_and_its_folder_is_not() {
+    let (folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    hold(&engine, LONG).await;
+    let (alone, inside) = (folder.path().join("alone.db"), folder.path().join("inside"));
+    std::fs::write(&alone, "").unwrap();
+    std::fs::create_dir(&inside).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let _alone = Bind::mount(&path, &alone);
+    let _inside = Bind::mount(home.path(), &inside);
+    assert!(final_words(open(&alone)).contains("mount the folder"));
+    hold(&open(&inside.join("locks.db")).unwrap(), LONG).await;
+}
+
+/// What is at one path, seen at another one until this is dropped.
+struct Bind(PathBuf);
+
+impl Bind {
+    fn mount(from: &Path, to: &Path) -> Self {
+        run("mount", &["--bind", text(from), text(to)]);
+        Self(to.to_owned())
+    }
+}
+
+impl Drop for Bind {
+    fn drop(&mut self) {
+        run("umount", &["-l", text(&self.0)]);
+    }
+}
+
 /// What no process of this boot can be.
 const ELSEWHERE: &str = "1:1:1";
 
