@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt};
 use lockset::engine::local::{Local, LocalOptions};
-use lockset::engine::{Claim, ClaimId, Engine, Grant, Mode, Version, Wait};
+use lockset::engine::{Claim, ClaimId, Engine, Grant, Mode, Signal, Version, Wait};
 use lockset::{Error, LossReason, Note, Token};
 
 /// Well below the safety net of a second: whoever is this fast was told.
@@ -467,6 +467,34 @@ async fn a_killed_holder_is_succeeded_at_once_by_who_tries() {
     other.kill();
     assert!(engine.list(&"".parse().unwrap()).await.unwrap().is_empty(), "nobody holds it");
     hold(&engine, LONG).await;
+}
+
+#[tokio::test]
+async fn a_client_is_told_at_once_that_its_stand_in_died() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let stand_in = |pid| {
+        let (path, holder_process) = (Some(path.clone()), Some(pid));
+        Local::open(LocalOptions { path, holder_process, ..LocalOptions::default() })
+    };
+    let mut process = Command::new("sleep").arg("60").spawn().unwrap();
+    let client = stand_in(process.id()).unwrap();
+    let mut signals = client.signals();
+    let (held, _) = hold(&client, LONG).await;
+    let waits = claim(LONG);
+    let waiting = client.acquire(&waits, Wait::Forever);
+    tokio::pin!(waiting);
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let mut told = Box::pin(tokio::time::timeout(AT_ONCE, signals.next()));
+    hold(&engine, LONG).await;
+    let lost = (&mut told).await.unwrap().unwrap();
+    assert!(matches!(lost, Signal::Lost(id, LossReason::Forgotten) if id == held.id), "{lost:?}");
+    assert!(matches!(waiting.await, Err(Error::NotHeld { .. })));
+    let error = client.acquire(&claim(LONG), Wait::No).await.unwrap_err();
+    assert!(error.to_string().contains("has ended"), "{error}");
+    assert!(final_words(stand_in(process.id())).contains("is not running"));
 }
 
 #[tokio::test]

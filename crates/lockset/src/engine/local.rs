@@ -60,7 +60,8 @@ pub struct LocalOptions {
     pub path: Option<PathBuf>,
     /// The permissions of a new file. The files beside it follow.
     pub mode: u32,
-    /// The process to record as the holder in place of this one.
+    /// The process to record as the holder in place of this one. It must be running, and what is
+    /// held ends with it.
     pub holder_process: Option<u32>,
 }
 
@@ -135,6 +136,7 @@ impl Engine for Local {
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         self.store.unless_forked()?;
+        self.store.processes.unless_stand_in_died()?;
         let bell = self.store.inbox.desk.bell(claim.id);
         let (wanted, may_queue) = (claim.clone(), wait != Wait::No);
         let enter = self.store.write(self.patience(wait), move |txn| txn.enter(&wanted, may_queue));

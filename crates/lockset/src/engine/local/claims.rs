@@ -746,6 +746,12 @@ impl Transaction<'_> {
             return Ok(false);
         }
         self.delete(name, claim.seq)?;
+        // Its client may live: another process can stand in for it.
+        let letter = match claim.expires {
+            Some(_) => Letter::Lost(claim.id, LossReason::Forgotten),
+            None => Letter::Look(claim.id),
+        };
+        self.post.push((claim.inbox.clone(), Post::Letter(letter)));
         self.post.push((claim.inbox.clone(), Post::Bury));
         if claim.expires.is_none() {
             self.wake_waiter_after(name, claim.seq)?;

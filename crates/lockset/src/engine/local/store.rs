@@ -64,6 +64,7 @@ impl Store {
         fork::notice();
         let runtime = tokio::runtime::Handle::try_current()
             .map_err(|error| failed_by("it must be opened inside a tokio runtime", false, error))?;
+        let processes = Processes::new(options.holder_process, runtime.clone())?;
         let (place, connection) = {
             let _alone = unpoisoned(&OPENING);
             let place = Place::prepare(options.path.as_deref(), options.mode)?;
@@ -75,7 +76,7 @@ impl Store {
         inbox.sweep();
         Ok(Self {
             inbox,
-            processes: Processes::new(options.holder_process, runtime.clone()),
+            processes,
             time: MachineTime::of_this_process(),
             runtime,
             forks: fork::generation(),
