@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt, StreamExt};
 use lockset::engine::local::{Local, LocalOptions};
-use lockset::engine::{Claim, ClaimId, Engine, Grant, Mode, Signal, Version, Wait};
+use lockset::engine::{Amend, Claim, ClaimId, Engine, Grant, Mode, Signal, Version, Wait};
 use lockset::{Error, LossReason, Note, Token};
 
 /// Well below the safety net of a second: whoever is this fast was told.
@@ -120,13 +120,27 @@ async fn a_deleted_or_replaced_file_is_an_error_at_the_next_operation() {
     let (claim, grant) = hold(&engine, LONG).await;
     let away = folder.path().join("away");
     std::fs::rename(&path, &away).unwrap();
-    let error = engine.release(&claim, &grant, None).await.unwrap_err();
-    assert!(error.to_string().contains("was deleted or moved"), "{error}");
-    std::fs::write(&path, "another").unwrap();
-    let error = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap_err();
-    assert!(error.to_string().contains("was replaced"), "{error}");
-    assert!(!error.is_retryable());
-    // Nothing was lost: it is all there where the file is now.
+    let new = self::claim(LONG);
+    for (words, replace) in [("was deleted or moved", false), ("was replaced", true)] {
+        if replace {
+            std::fs::write(&path, "another").unwrap();
+        }
+        let error = engine.acquire(&new, Wait::No).await.unwrap_err();
+        assert!(error.to_string().contains(words) && !error.is_retryable(), "{error}");
+        // Who opens the file now may be granted the same lock, so ours can no longer be trusted.
+        let note = Amend::Note(Note::default());
+        let to = Token::new(grant.token.get() + 1);
+        for lost in [
+            engine.renew(&[(&claim, &grant)]).await.remove(0),
+            engine.amend(&claim, &grant, note).await,
+            engine.raise(&claim, &grant, to).await,
+        ] {
+            assert!(matches!(lost, Err(Error::Lost { reason: LossReason::Forgotten, .. })));
+        }
+        let released = engine.release(&claim, &grant, None).await;
+        assert!(matches!(released, Err(Error::NotHeld { .. })), "{released:?}");
+    }
+    // It is all there where the file is now.
     std::fs::rename(&away, &path).unwrap();
     engine.release(&claim, &grant, None).await.unwrap();
 }

@@ -94,9 +94,17 @@ impl Local {
     }
 
     /// The error of a request about a held lock. In a forked child, it is that the lock is the
-    /// parent's.
-    fn held_error(&self, name: Name, error: Error) -> Error {
-        if self.store.is_forked() { Error::lost(&name, LossReason::Forked) } else { error }
+    /// parent's; if the file is gone, that the lock went with it, because who comes now finds
+    /// another file.
+    fn held_error(&self, name: &Name, error: Error) -> Error {
+        if self.store.is_forked() {
+            Error::lost(name, LossReason::Forked)
+        } else if self.store.place.is_gone() {
+            tracing::warn!(%name, %error, "a lock was lost");
+            Error::lost(name, LossReason::Forgotten)
+        } else {
+            error
+        }
     }
 
     /// How long a request that ends at `deadline` may try.
@@ -174,12 +182,6 @@ impl Engine for Local {
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
         let mut answers = Vec::with_capacity(batch.len());
         for part in batch.chunks(RENEWALS) {
-            if self.store.is_forked() {
-                answers.extend(
-                    part.iter().map(|(claim, _)| Err(Error::lost(&claim.name, LossReason::Forked))),
-                );
-                continue;
-            }
             let owned: Vec<(Claim, Grant)> =
                 part.iter().map(|(claim, grant)| ((*claim).clone(), (*grant).clone())).collect();
             let renewed = self.store.write(PATIENCE, move |txn| {
@@ -187,7 +189,9 @@ impl Engine for Local {
             });
             match renewed.await {
                 Ok(part) => answers.extend::<Vec<_>>(part),
-                Err(error) => answers.extend(part.iter().map(|_| Err(again(&error)))),
+                Err(error) => answers.extend(
+                    part.iter().map(|(claim, _)| Err(self.held_error(&claim.name, again(&error)))),
+                ),
             }
         }
         answers
@@ -196,13 +200,13 @@ impl Engine for Local {
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
         let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
         let raised = self.store.write(PATIENCE, move |txn| txn.raise(&claim, &grant, to));
-        raised.await.map_err(|error| self.held_error(name, error))?
+        raised.await.map_err(|error| self.held_error(&name, error))?
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
         let amended = self.store.write(PATIENCE, move |txn| txn.amend(&claim, &grant, &to));
-        amended.await.map_err(|error| self.held_error(name, error))?
+        amended.await.map_err(|error| self.held_error(&name, error))?
     }
 
     async fn release(
@@ -215,7 +219,10 @@ impl Engine for Local {
         let next = next.cloned();
         let release = move |txn: &mut Transaction<'_>| txn.release(&claim, &grant, next.as_ref());
         let released = self.store.write(PATIENCE, release).await;
-        released.map_err(|error| self.held_error(name, error))?
+        released.map_err(|error| match self.held_error(&name, error) {
+            Error::Lost { name, reason: LossReason::Forgotten } => Error::NotHeld { name },
+            error => error,
+        })?
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {

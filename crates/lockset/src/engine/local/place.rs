@@ -57,13 +57,23 @@ impl Place {
         &self.path
     }
 
+    /// Whether the path leads to no file any more, or to another one.
+    pub(super) fn is_gone(&self) -> bool {
+        match self.path.metadata() {
+            Ok(now) => !self.is(&now),
+            Err(error) => matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+        }
+    }
+
+    fn is(&self, found: &Metadata) -> bool {
+        (found.dev(), found.ino()) == (self.device, self.inode)
+    }
+
     /// Fails if the path no longer leads to the file that was opened: who opens it now would find
     /// another set of locks.
     pub(super) fn unchanged(&self) -> Result<()> {
         let what = match self.path.metadata() {
-            Ok(now) if (now.dev(), now.ino()) == (self.device, self.inode) => {
-                return refuse_links(&self.path, &now);
-            }
+            Ok(now) if self.is(&now) => return refuse_links(&self.path, &now),
             Ok(_) => "was replaced by another file",
             Err(_) => "was deleted or moved",
         };
