@@ -51,8 +51,9 @@ pub(super) struct Store {
 /// What one transaction at a time may use.
 #[derive(Debug)]
 struct Books {
-    /// `None`: closed.
+    /// `None`: closed, or to be opened again.
     connection: Option<Connection>,
+    closed: bool,
     withdrawn: Withdrawn,
 }
 
@@ -82,6 +83,7 @@ impl Store {
             forks: fork::generation(),
             books: Mutex::new(Books {
                 connection: Some(connection),
+                closed: false,
                 withdrawn: Withdrawn::default(),
             }),
             place,
@@ -136,7 +138,11 @@ impl Store {
         let store = self.clone();
         let patiently = move || store.insist(begin, patience, &mut work);
         let patiently = self.runtime.spawn_blocking(patiently);
-        patiently.await.map_err(|error| failed_by("its runtime has ended", false, error))?
+        match patiently.await {
+            Ok(outcome) => outcome,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(error) => Err(failed_by("its runtime has ended", false, error)),
+        }
     }
 
     /// One attempt, for what may be left undone.
@@ -175,20 +181,33 @@ impl Store {
         self.unless_forked()?;
         let (done, letters) = {
             let mut books = unpoisoned(&self.books);
-            let Books { connection, withdrawn } = &mut *books;
-            let db = connection.as_ref().ok_or(Error::Closed)?;
+            if books.closed {
+                return Err(Error::Closed);
+            }
             self.place.unchanged()?;
+            // Out of the books while it is used: if that ends in a panic, the connection closes, and
+            // neither its transaction nor the lock on the file stays behind.
+            let db = match books.connection.take() {
+                Some(db) => db,
+                None => connect(&self.place).map_err(|error| explain(&self.place, error))??,
+            };
             let mut transaction = Transaction {
-                db,
+                db: &db,
                 now: 0,
-                withdrawn,
+                withdrawn: &mut books.withdrawn,
                 store: self,
                 post: Vec::new(),
                 changed: false,
                 watched: true,
             };
-            match transaction.run(begin, work) {
-                Ok(done) => (done, transaction.post),
+            let outcome = transaction.run(begin, work);
+            let letters = transaction.post;
+            match db.is_autocommit() {
+                true => books.connection = Some(db),
+                false => tracing::warn!(path = %self.place.path().display(), "opening it again"),
+            }
+            match outcome {
+                Ok(done) => (done, letters),
                 Err(error) if is_busy(&error) => return Ok(None),
                 Err(error) => return Err(explain(&self.place, error)),
             }
@@ -232,7 +251,9 @@ impl Store {
         }
         self.inbox.close();
         self.inbox.desk.close();
-        unpoisoned(&self.books).connection = None;
+        let mut books = unpoisoned(&self.books);
+        books.closed = true;
+        books.connection = None;
     }
 }
 
@@ -294,7 +315,8 @@ impl Transaction<'_> {
         self.now = self.store.time.now();
         let outcome = work(self).and_then(|done| self.execute("COMMIT").map(|()| done));
         if outcome.is_err() && !self.db.is_autocommit() {
-            self.execute("ROLLBACK")?;
+            // If even that fails, the connection is given up.
+            let _ = self.execute("ROLLBACK");
         }
         outcome
     }
@@ -466,5 +488,32 @@ mod tests {
         assert!(machine >= own.as_nanos() + 1_000_000_000);
         assert!(time.moment(machine) >= own);
         assert!(time.moment(machine).since(own) < Duration::from_millis(500));
+    }
+
+    #[tokio::test]
+    async fn a_panic_leaves_the_file_to_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Some(folder.path().join("locks.db"));
+        let options = LocalOptions { path, ..LocalOptions::default() };
+        let open = || Store::open(&options).unwrap();
+        let (store, other) = (Arc::new(open()), open());
+        fn note(txn: &mut Transaction<'_>) -> Sql<()> {
+            txn.db.execute("UPDATE home SET swept = 'x'", []).map(|_| ())
+        }
+        let swept = |txn: &mut Transaction<'_>| {
+            txn.db.query_row("SELECT swept FROM home", [], |row| row.get::<_, String>(0))
+        };
+        let panics = std::panic::AssertUnwindSafe(|| {
+            store.try_write(|txn| {
+                note(txn)?;
+                panic!("in the middle of it")
+            });
+        });
+        std::panic::catch_unwind(panics).unwrap_err();
+        assert_eq!(other.attempt(WRITE, &mut { swept }).unwrap().as_deref(), Some(""));
+        store.try_write(note);
+        assert_eq!(store.read(SETTING_UP, swept).await.unwrap(), "x");
+        store.close();
+        assert!(matches!(store.read(SETTING_UP, swept).await, Err(Error::Closed)));
     }
 }
