@@ -285,6 +285,7 @@ impl Engine for Local {
     }
 
     async fn close(&self) {
+        self.store.end_watches(PATIENCE).await;
         self.store.close();
     }
 }
@@ -302,10 +303,11 @@ impl Watching {
     async fn begin(store: Arc<Store>, scope: &Scope) -> Result<(Self, Changes)> {
         store.unless_forked()?;
         let (number, changes) = store.inbox.desk.changes(scope);
-        let mut watching = Self { store, id: 0, number };
+        let id = store.begin_watch();
+        // From here on, dropping it ends the watch, also while its row is still being written.
+        let watching = Self { store, id, number };
         let scope = scope.clone();
-        let add = watching.store.write(PATIENCE, move |txn| txn.add_watcher(&scope));
-        watching.id = add.await?;
+        watching.store.write(PATIENCE, move |txn| txn.add_watcher(id, &scope)).await?;
         Ok((watching, changes))
     }
 }
@@ -316,8 +318,7 @@ impl Drop for Watching {
     fn drop(&mut self) {
         if !self.store.is_forked() {
             self.store.inbox.desk.end_changes(self.number);
-            // If the file is busy it stays; a letter that nobody wants does no harm.
-            self.store.try_write(|txn| txn.remove_watcher(self.id));
+            self.store.end_watch(self.id);
         }
     }
 }
@@ -557,6 +558,45 @@ mod tests {
         // One that vanished without a word is forgotten when a letter to it is refused.
         file.execute("INSERT INTO watcher (inbox, exact, scope) VALUES ('0a', 0, '')", []).unwrap();
         hold(&two, &held).await;
+        assert_eq!(watchers(), Ok(0));
+    }
+
+    #[tokio::test]
+    async fn no_watch_leaves_anything_behind() {
+        let (folder, one, two) = clients();
+        let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
+        let watchers = || file.query_row("SELECT count(*) FROM watcher", [], |row| row.get(0));
+        let watch = || one.watch(&Scope::Name("a".parse().unwrap()));
+        let mut dropped = watch();
+        dropped.next().await.unwrap().unwrap();
+        file.execute_batch("BEGIN IMMEDIATE").unwrap();
+        {
+            // Its row is entered by another thread, once the file is free.
+            let mut cancelled = watch();
+            assert!(cancelled.next().now_or_never().is_none());
+        }
+        drop(dropped);
+        assert_eq!(watchers(), Ok(1), "the file is busy");
+        file.execute_batch("COMMIT").unwrap();
+        while Arc::strong_count(&one.store) > 1 {
+            tokio::task::yield_now().await;
+        }
+        // The next transaction takes along what could not be removed.
+        hold(&one, &exclusive()).await;
+        assert_eq!(watchers(), Ok(0));
+        let mut open = watch();
+        open.next().await.unwrap().unwrap();
+        file.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let close = one.close();
+        tokio::pin!(close);
+        assert!(futures_util::poll!(&mut close).is_pending(), "the file is busy");
+        file.execute_batch("COMMIT").unwrap();
+        close.await;
+        assert_eq!(watchers(), Ok(0));
+        assert!(open.next().await.is_none());
+        let mut last = two.watch(&Scope::Prefix(Prefix::default()));
+        last.next().await.unwrap().unwrap();
+        drop(two);
         assert_eq!(watchers(), Ok(0));
     }
 

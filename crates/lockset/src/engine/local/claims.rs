@@ -325,22 +325,28 @@ impl Transaction<'_> {
         Ok(Swap::Done(if value.is_some() { Version(version) } else { Version::ABSENT }))
     }
 
-    pub(super) fn add_watcher(&mut self, scope: &Scope) -> Sql<i64> {
+    pub(super) fn add_watcher(&mut self, id: i64, scope: &Scope) -> Sql<()> {
+        if !self.watches.is_wanted(id) {
+            return Ok(());
+        }
         let (exact, text) = match scope {
             Scope::Name(name) => (true, name.as_str()),
             Scope::Prefix(prefix) => (false, prefix.as_str()),
         };
         self.db
-            .prepare_cached("INSERT INTO watcher (inbox, exact, scope) VALUES (?1, ?2, ?3)")?
-            .insert(params![self.store.inbox.name(), exact, text])
+            .prepare_cached(
+                "INSERT INTO watcher (id, inbox, exact, scope) VALUES (?1, ?2, ?3, ?4)",
+            )?
+            .execute(params![id, self.store.inbox.name(), exact, text])
+            .map(|_| ())
     }
 
-    pub(super) fn remove_watcher(&mut self, id: i64) -> Sql<()> {
+    pub(super) fn remove_watcher(&self, id: i64) -> Sql<()> {
         let sql = "DELETE FROM watcher WHERE id = ?1 AND inbox = ?2";
         self.db.prepare_cached(sql)?.execute(params![id, self.store.inbox.name()]).map(|_| ())
     }
 
-    pub(super) fn forget_watchers(&mut self, inbox: &str) -> Sql<()> {
+    pub(super) fn forget_watchers(&self, inbox: &str) -> Sql<()> {
         let sql = "DELETE FROM watcher WHERE inbox = ?1";
         self.db.prepare_cached(sql)?.execute([inbox]).map(|_| ())
     }

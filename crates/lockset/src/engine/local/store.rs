@@ -1,5 +1,6 @@
 //! The SQLite file: opening it, and running transactions on it.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,22 @@ struct Books {
     connection: Option<Connection>,
     closed: bool,
     withdrawn: Withdrawn,
+    watches: Watches,
+}
+
+/// The rows that this client's watches have in the file.
+#[derive(Debug, Default)]
+pub(super) struct Watches {
+    /// Those that go on; a late transaction must not enter another one.
+    wanted: HashSet<i64>,
+    /// Those that ended and may still be there. They go with the next transaction that writes.
+    ended: Vec<i64>,
+}
+
+impl Watches {
+    pub(super) fn is_wanted(&self, id: i64) -> bool {
+        self.wanted.contains(&id)
+    }
 }
 
 impl Store {
@@ -85,6 +102,7 @@ impl Store {
                 connection: Some(connection),
                 closed: false,
                 withdrawn: Withdrawn::default(),
+                watches: Watches::default(),
             }),
             place,
         })
@@ -191,10 +209,12 @@ impl Store {
                 Some(db) => db,
                 None => connect(&self.place).map_err(|error| explain(&self.place, error))??,
             };
+            let Books { withdrawn, watches, .. } = &mut *books;
             let mut transaction = Transaction {
                 db: &db,
                 now: 0,
-                withdrawn: &mut books.withdrawn,
+                withdrawn,
+                watches,
                 store: self,
                 post: Vec::new(),
                 changed: false,
@@ -239,6 +259,42 @@ impl Store {
         }
     }
 
+    /// The row of a new watch, which it enters itself.
+    pub(super) fn begin_watch(&self) -> i64 {
+        let id = rand::random();
+        unpoisoned(&self.books).watches.wanted.insert(id);
+        id
+    }
+
+    /// Removes a watch's row: now if the file is not busy, otherwise soon.
+    pub(super) fn end_watch(&self, id: i64) {
+        {
+            let mut books = unpoisoned(&self.books);
+            books.watches.wanted.remove(&id);
+            books.watches.ended.push(id);
+        }
+        self.try_write(|_| Ok(()));
+    }
+
+    /// Removes the rows of all watches, as the last thing before the file is closed.
+    pub(super) async fn end_watches(self: &Arc<Self>, patience: Duration) {
+        if self.has_watches() {
+            let all = self.write(patience, |txn| txn.forget_watchers(txn.store.inbox.name()));
+            match all.await {
+                Ok(()) => unpoisoned(&self.books).watches.wanted.clear(),
+                Err(error) => tracing::debug!(%error, "watches were left behind"),
+            }
+        }
+    }
+
+    fn has_watches(&self) -> bool {
+        if self.is_forked() {
+            return false;
+        }
+        let books = unpoisoned(&self.books);
+        !books.closed && !(books.watches.wanted.is_empty() && books.watches.ended.is_empty())
+    }
+
     /// The moment on our own clock at which the machine's shows `nanos`.
     pub(super) fn moment(&self, nanos: u64) -> Moment {
         self.time.moment(nanos)
@@ -248,6 +304,9 @@ impl Store {
     pub(super) fn close(&self) {
         if self.is_forked() {
             return;
+        }
+        if self.has_watches() {
+            self.try_write(|txn| txn.forget_watchers(txn.store.inbox.name()));
         }
         self.inbox.close();
         self.inbox.desk.close();
@@ -273,6 +332,7 @@ pub(super) struct Transaction<'a> {
     /// The machine's time, read once the file was ours.
     pub(super) now: u64,
     pub(super) withdrawn: &'a mut Withdrawn,
+    pub(super) watches: &'a mut Watches,
     pub(super) store: &'a Store,
     /// What is sent once the transaction is written.
     pub(super) post: Vec<(String, Post)>,
@@ -313,7 +373,16 @@ impl Transaction<'_> {
             self.db.prepare_cached("SELECT 1 FROM home")?.query_row([], |_| Ok(()))?;
         }
         self.now = self.store.time.now();
-        let outcome = work(self).and_then(|done| self.execute("COMMIT").map(|()| done));
+        let outcome = work(self).and_then(|done| {
+            if begin == WRITE {
+                self.watches.ended.iter().try_for_each(|id| self.remove_watcher(*id))?;
+            }
+            self.execute("COMMIT")?;
+            if begin == WRITE {
+                self.watches.ended.clear();
+            }
+            Ok(done)
+        });
         if outcome.is_err() && !self.db.is_autocommit() {
             // If even that fails, the connection is given up.
             let _ = self.execute("ROLLBACK");
