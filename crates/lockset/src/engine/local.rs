@@ -25,11 +25,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, TryFutureExt};
+use futures_util::{FutureExt, StreamExt, TryFutureExt};
 
 use self::claims::Standing;
 use self::store::{Store, Transaction};
-use super::watch::{receiver_stream, watch_states};
+use super::watch::{Recheck, receiver_stream, watch_states_with};
 use super::{
     Amend, Break, Capabilities, Claim, Engine, Grant, Holder, LockState, Scope, Signal, Swap,
     Version, Wait,
@@ -236,17 +236,19 @@ impl Engine for Local {
         let (store, scope) = (self.store.clone(), scope.clone());
         async move {
             let (watching, changes) = Watching::begin(store.clone(), &scope).await?;
-            let first = match scope {
+            let first = match scope.clone() {
                 Scope::Name(name) => vec![name],
                 Scope::Prefix(prefix) => {
                     let states = store.read(PATIENCE, move |t| t.states_below(prefix.as_str()));
                     states.await?.into_iter().map(|state| state.name).collect()
                 }
             };
-            Ok(watch_states(Clock::boot(), first, changes, move |name| {
+            let read = move |name: &Name| {
                 let (store, name) = (watching.store.clone(), name.clone());
                 async move { store.read(PATIENCE, move |txn| txn.state(&name)).await }
-            }))
+            };
+            let recheck = Some(recheck(store, scope));
+            Ok(watch_states_with(Clock::boot(), first, changes, read, recheck))
         }
         .try_flatten_stream()
         .boxed()
@@ -312,6 +314,34 @@ impl Watching {
     }
 }
 
+/// Looks at the whole scope if anything at all was written since it looked last: a letter may be
+/// lost, above all while its reader is stopped and its inbox full.
+fn recheck(store: Arc<Store>, scope: Scope) -> Recheck {
+    let last = Arc::new(Mutex::new(None));
+    Box::new(move || {
+        let (store, scope, last) = (store.clone(), scope.clone(), last.clone());
+        async move {
+            let known = *unpoisoned(&last);
+            let found = store.read(PATIENCE, move |txn| {
+                let stamp = Some(txn.stamp()?);
+                if stamp == known {
+                    return Ok(None);
+                }
+                let states = match &scope {
+                    Scope::Name(name) => vec![txn.state(name)?],
+                    Scope::Prefix(prefix) => txn.states_below(prefix.as_str())?,
+                };
+                Ok(Some((stamp, states)))
+            });
+            Ok(found.await?.map(|(stamp, states)| {
+                *unpoisoned(&last) = stamp;
+                states
+            }))
+        }
+        .boxed()
+    })
+}
+
 type Changes = tokio::sync::mpsc::UnboundedReceiver<Name>;
 
 impl Drop for Watching {
@@ -356,8 +386,6 @@ fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
-
-    use futures_util::FutureExt;
 
     use super::*;
     use crate::engine::memory::Memory;
@@ -559,6 +587,37 @@ mod tests {
         file.execute("INSERT INTO watcher (inbox, exact, scope) VALUES ('0a', 0, '')", []).unwrap();
         hold(&two, &held).await;
         assert_eq!(watchers(), Ok(0));
+    }
+
+    #[tokio::test]
+    async fn a_watch_sees_soon_what_no_letter_tells() {
+        let (folder, one, two) = clients();
+        let name: Name = "jobs/1".parse().unwrap();
+        let other = claim("jobs/2", Mode::Exclusive);
+        hold(&two, &other).await;
+        let soon = async |states: &mut BoxStream<'static, Result<LockState>>| {
+            let next = tokio::time::timeout(2 * SAFETY_NET, states.next()).await;
+            next.expect("it looks by itself").unwrap().unwrap()
+        };
+        let mut all = one.watch(&Scope::Prefix("jobs/".parse().unwrap()));
+        let mut exact = one.watch(&Scope::Name(name.clone()));
+        assert_eq!(soon(&mut all).await.name, other.name);
+        assert!(soon(&mut exact).await.cell.is_none());
+        // Without these rows nobody is told of anything.
+        let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
+        let deaf = || file.execute("DELETE FROM watcher", []).unwrap();
+        assert_eq!(deaf(), 2);
+        two.cell(&name, Version::ABSENT, Some(vec![1])).await.unwrap();
+        for states in [&mut all, &mut exact] {
+            let seen = soon(states).await;
+            assert!(seen.name == name && seen.cell.is_some());
+        }
+        two.force_release(&other.name, Break::Now).await.unwrap();
+        let seen = soon(&mut all).await;
+        assert!(seen.name == other.name && seen.holders.is_empty());
+        // Nothing changes any more, so nothing is said.
+        let quiet = futures_util::future::select(all.next(), exact.next());
+        assert!(tokio::time::timeout(3 * SAFETY_NET, quiet).await.is_err());
     }
 
     #[tokio::test]

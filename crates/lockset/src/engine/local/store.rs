@@ -55,6 +55,8 @@ struct Books {
     /// `None`: closed, or to be opened again.
     connection: Option<Connection>,
     closed: bool,
+    /// How often the file was opened.
+    opened: u64,
     withdrawn: Withdrawn,
     watches: Watches,
 }
@@ -101,6 +103,7 @@ impl Store {
             books: Mutex::new(Books {
                 connection: Some(connection),
                 closed: false,
+                opened: 1,
                 withdrawn: Withdrawn::default(),
                 watches: Watches::default(),
             }),
@@ -207,11 +210,15 @@ impl Store {
             // neither its transaction nor the lock on the file stays behind.
             let db = match books.connection.take() {
                 Some(db) => db,
-                None => connect(&self.place).map_err(|error| explain(&self.place, error))??,
+                None => {
+                    books.opened += 1;
+                    connect(&self.place).map_err(|error| explain(&self.place, error))??
+                }
             };
-            let Books { withdrawn, watches, .. } = &mut *books;
+            let Books { opened, withdrawn, watches, .. } = &mut *books;
             let mut transaction = Transaction {
                 db: &db,
+                opened: *opened,
                 now: 0,
                 withdrawn,
                 watches,
@@ -329,6 +336,7 @@ impl Drop for Store {
 /// One transaction under way. What the verbs do in it is in `claims.rs`.
 pub(super) struct Transaction<'a> {
     pub(super) db: &'a Connection,
+    opened: u64,
     /// The machine's time, read once the file was ours.
     pub(super) now: u64,
     pub(super) withdrawn: &'a mut Withdrawn,
@@ -388,6 +396,13 @@ impl Transaction<'_> {
             let _ = self.execute("ROLLBACK");
         }
         outcome
+    }
+
+    /// Another one whenever another client has written since. What this client writes itself does
+    /// not count.
+    pub(super) fn stamp(&self) -> Sql<(u64, i64)> {
+        let version = self.db.prepare_cached("PRAGMA data_version")?.query_row([], |r| r.get(0))?;
+        Ok((self.opened, version))
     }
 
     fn execute(&self, sql: &str) -> Sql<()> {
