@@ -299,7 +299,8 @@ impl Store {
             return false;
         }
         let books = unpoisoned(&self.books);
-        !books.closed && !(books.watches.wanted.is_empty() && books.watches.ended.is_empty())
+        let Watches { wanted, ended } = &books.watches;
+        !books.closed && (!wanted.is_empty() || !ended.is_empty())
     }
 
     /// The moment on our own clock at which the machine's shows `nanos`.
