@@ -535,6 +535,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn more_permits_than_there_are_is_refused() {
+        let (_folder, one, two) = clients();
+        let greedy = claim("a", Mode::Permits { take: 4, limit: 3 });
+        let refused = soon(one.acquire(&greedy, Wait::Forever)).await;
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+        let held = claim("a", PERMITS);
+        let grant = hold(&one, &held).await;
+        assert!(one.release(&held, &grant, Some(&greedy)).await.unwrap().is_none());
+        hold(&two, &held).await;
+    }
+
+    #[tokio::test]
     async fn a_busy_file_is_waited_for_and_then_said() {
         let (folder, one, _two) = clients();
         let busy = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();

@@ -78,6 +78,11 @@ impl Transaction<'_> {
         if self.withdrawn.contains(claim.id) {
             return Ok(Err(not_held(claim)));
         }
+        if !Tally::default().admits(claim.mode) {
+            // It would wait for ever, and all who come after it too.
+            let why = "nobody could ever be given so many";
+            return Ok(Err(Error::invalid("number of permits", &claim.mode.to_string(), why)));
+        }
         loop {
             let queue = self.settle(&claim.name)?;
             if let Some(held) = queue.holders.iter().find(|held| held.id == claim.id) {
