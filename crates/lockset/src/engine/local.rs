@@ -166,11 +166,11 @@ impl Engine for Local {
                 () = self.store.processes.any_death(&watch) => {}
                 () = self.clock.sleep_until(until) => {}
             }
-            // Mostly it was granted. Reading stands in no writer's way, not even in that of the
-            // releaser, who is likely to be queueing again just now.
-            let granted = self.store.read(PATIENCE, move |txn| txn.granted(&wanted, seq)).await?;
-            standing = match granted {
-                Some(grant) => Standing::Granted(grant),
+            // Reading stands in no writer's way, not even in that of the releaser, who is likely to
+            // be queueing again just now.
+            let peek = self.store.read(PATIENCE, move |txn| txn.peek(&wanted, seq)).await?;
+            standing = match peek {
+                Some(standing) => standing,
                 None => {
                     let wanted = claim.clone();
                     self.store.write(PATIENCE, move |txn| txn.look(&wanted, seq)).await??
@@ -388,6 +388,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::clock::Moment;
     use crate::engine::memory::Memory;
     use crate::engine::{Cell, ClaimId, Mode};
     use crate::name::Note;
@@ -832,6 +833,52 @@ mod tests {
             }
         }
         assert!(granted > 200 && failed > 200, "a history worth its name: {granted}, {failed}");
+    }
+
+    #[tokio::test]
+    async fn who_waits_only_reads() {
+        let (folder, one, two) = clients();
+        let short = Claim { ttl: Duration::from_secs(2), ..exclusive() };
+        let mut grant = hold(&one, &short).await;
+        let (first, second) = (exclusive(), exclusive());
+        queued!(waits = one.acquire(&first, Wait::Forever));
+        queued!(waits_too = two.acquire(&second, Wait::Forever));
+        let standing = async |claim: &Claim, seq| {
+            let claim = claim.clone();
+            let peek = one.store.read(PATIENCE, move |txn| txn.peek(&claim, seq)).await.unwrap();
+            match peek {
+                Some(Standing::Waiting { look_again, .. }) => look_again,
+                _ => panic!("it waits, and there is nothing to change"),
+            }
+        };
+        let soon = Clock::boot().now() + short.ttl;
+        assert!(standing(&first, 2).await <= soon);
+        assert_eq!(standing(&second, 3).await, Moment::NEVER, "the first one looks for it");
+        let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
+        for _ in 0..3 {
+            grant = one.renew(&[(&short, &grant)]).await.remove(0).unwrap();
+            file.execute_batch("BEGIN IMMEDIATE").unwrap();
+            // Past the lease that they saw, and past a look of the safety net.
+            let both = futures_util::future::select(&mut waits, &mut waits_too);
+            assert!(tokio::time::timeout(Duration::from_millis(1500), both).await.is_err());
+            for store in [&one.store, &two.store] {
+                assert_eq!(Arc::strong_count(store), 1, "nobody waits to write");
+            }
+            file.execute_batch("COMMIT").unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_short_lease_in_between_is_noticed_when_it_ends() {
+        let (_folder, one, two) = clients();
+        let (held, next) = (exclusive(), exclusive());
+        let grant = hold(&one, &held).await;
+        let short = Claim { ttl: Duration::from_millis(100), ..exclusive() };
+        // Asked for and then never looked after.
+        queued!(_waits = one.acquire(&short, Wait::Forever));
+        queued!(waits = two.acquire(&next, Wait::Forever));
+        one.release(&held, &grant, None).await.unwrap();
+        assert!(soon(waits).await.unwrap().is_some());
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rusqlite::types::Type;
 use rusqlite::{OptionalExtension, Row, params};
 
+use super::SAFETY_NET;
 use super::inbox::Letter;
 use super::store::{Post, Sql, Transaction};
 use crate::clock::{Moment, wall_micros};
@@ -121,12 +122,8 @@ impl Transaction<'_> {
                 self.tell_watchers(&claim.name)?;
                 return Ok(Ok(Standing::Granted(grant)));
             }
-            let (before, seen) = match &queue.refused {
-                Some(first) if first.id == claim.id => (None, first.seen),
-                _ => match self.waiter_before(claim, seq)? {
-                    Some((before, seen)) => (Some(before), seen),
-                    None => return Ok(Err(not_held(claim))),
-                },
+            let Some(Place { before, seen }) = self.place_of(claim, seq, &queue)? else {
+                return Ok(Err(not_held(claim)));
             };
             self.show_up(&claim.name, seen)?;
             let buried = match &before {
@@ -140,20 +137,32 @@ impl Transaction<'_> {
         }
     }
 
-    /// The grant of a claim that waited at `seq`, if it has one by now. Changes nothing.
-    pub(super) fn granted(&self, claim: &Claim, seq: i64) -> Sql<Option<Grant>> {
-        Ok(self.holding(claim, seq)?.map(|row| self.grant_of(&row)))
+    /// The same without changing anything; `None` if there is something to change.
+    pub(super) fn peek(&self, claim: &Claim, seq: i64) -> Sql<Option<Standing>> {
+        // Mostly it was granted.
+        if let Some(held) = self.holding(claim, seq)? {
+            return Ok(Some(Standing::Granted(self.grant_of(&held))));
+        }
+        let (queue, lapsed) = self.front(&claim.name)?;
+        let unsettled = !lapsed.is_empty() || queue.has_newly_admitted();
+        let Some(Place { before, seen }) = self.place_of(claim, seq, &queue)? else {
+            return Ok(None);
+        };
+        let in_the_way = match &before {
+            None => queue.holders.iter().any(|held| self.is_gone(held)),
+            Some(before) => self.is_gone(before),
+        };
+        if unsettled || in_the_way || self.must_show_up(seen) {
+            return Ok(None);
+        }
+        Ok(Some(self.waiting(seq, queue, before)))
     }
 
-    /// The first waiter looks again when a lease ends. The others do so now and then, because the
-    /// one before them may be granted a lease and never renew it.
+    /// The first waiter looks again when a lease ends. The others leave that to it; they look now
+    /// and then, because it may be stopped.
     fn waiting(&self, seq: i64, queue: Queue, before: Option<ClaimRow>) -> Standing {
         let (watch, look_again) = match before {
-            Some(before) => {
-                let ttls = queue.holders.iter().map(|held| held.ttl);
-                let soon = ttls.fold(before.ttl, u64::min);
-                (vec![before.process], self.now.saturating_add(soon))
-            }
+            Some(before) => (vec![before.process], u64::MAX),
             None => {
                 let ends = queue.holders.iter().filter_map(|held| held.expires).min();
                 let watch = queue.holders.into_iter().filter(|held| !held.detached);
@@ -438,6 +447,8 @@ impl Transaction<'_> {
 struct Queue {
     /// `None`: the name has no row of its own yet.
     fence: Option<u64>,
+    /// There may be watchers.
+    watched: bool,
     tally: Tally,
     holders: Vec<ClaimRow>,
     /// The first waiter, which is not admitted.
@@ -449,9 +460,22 @@ impl Queue {
         self.holders.first().or(self.refused.as_ref()).map(|claim| claim.mode)
     }
 
+    /// Whether some of the holders waited until now.
+    fn has_newly_admitted(&self) -> bool {
+        self.holders.last().is_some_and(|last| last.expires.is_none())
+    }
+
     fn last_seq(&self) -> i64 {
         self.refused.as_ref().or(self.holders.last()).map_or(0, |claim| claim.seq)
     }
+}
+
+/// Where somebody waits.
+struct Place {
+    /// The waiter before; `None`: there are only holders before.
+    before: Option<ClaimRow>,
+    /// When it showed up last.
+    seen: Option<u64>,
 }
 
 /// One claim, as far as it matters to others.
@@ -492,7 +516,23 @@ impl Transaction<'_> {
     /// Drops the holders whose lease is over and the first waiters that have gone, and admits, in
     /// order, who fits behind the rest.
     fn settle(&mut self, name: &Name) -> Sql<Queue> {
-        let (mut fence, mut tally) = (None, Tally::default());
+        let (mut queue, lapsed) = self.front(name)?;
+        for claim in lapsed {
+            self.delete(name, claim.seq)?;
+            if claim.expires.is_none() {
+                self.wake_waiter_after(name, claim.seq)?;
+            }
+        }
+        if queue.has_newly_admitted() {
+            self.admit(name, &mut queue)?;
+        }
+        self.watched = queue.watched;
+        Ok(queue)
+    }
+
+    /// How a name is once it is settled, and whom that takes away.
+    fn front(&self, name: &Name) -> Sql<(Queue, Vec<ClaimRow>)> {
+        let (mut fence, mut watched, mut tally) = (None, true, Tally::default());
         let (mut holders, mut refused, mut lapsed) = (Vec::<ClaimRow>::new(), None, Vec::new());
         let mut statement =
             self.db.prepare_cached(select_claims!("WHERE name = ?1 ORDER BY seq"))?;
@@ -500,7 +540,7 @@ impl Transaction<'_> {
         while let Some(row) = rows.next()? {
             if row.get::<_, i64>(0)? == 0 {
                 fence = Some(unsigned(row, 1)?);
-                self.watched = row.get(11)?;
+                watched = row.get(11)?;
                 continue;
             }
             let claim = ClaimRow::read(row)?;
@@ -522,19 +562,7 @@ impl Transaction<'_> {
             tally.add(claim.mode);
             holders.push(claim);
         }
-        drop(rows);
-        drop(statement);
-        let mut queue = Queue { fence, tally, holders, refused };
-        for claim in lapsed {
-            self.delete(name, claim.seq)?;
-            if claim.expires.is_none() {
-                self.wake_waiter_after(name, claim.seq)?;
-            }
-        }
-        if queue.holders.last().is_some_and(|last| last.expires.is_none()) {
-            self.admit(name, &mut queue)?;
-        }
-        Ok(queue)
+        Ok((Queue { fence, watched, tally, holders, refused }, lapsed))
     }
 
     /// Whether a lease still runs. One that ends later than a whole ttl from now was written before
@@ -552,10 +580,14 @@ impl Transaction<'_> {
         }
     }
 
+    fn must_show_up(&self, seen: Option<u64>) -> bool {
+        self.now.saturating_sub(seen.unwrap_or(0)) >= nanos(SHOW_UP)
+    }
+
     /// A client shows up with all its waiters for the name at a time, because it lives or dies with
     /// them; so they write once in a while, however many they are.
     fn show_up(&mut self, name: &Name, seen: Option<u64>) -> Sql<()> {
-        if self.now.saturating_sub(seen.unwrap_or(0)) < nanos(SHOW_UP) {
+        if !self.must_show_up(seen) {
             return Ok(());
         }
         self.db
@@ -581,8 +613,10 @@ impl Transaction<'_> {
                 .execute(params![int(fence), int(expires), name.as_str(), held.seq])?;
             self.post.push((held.inbox.clone(), Post::Letter(Letter::Look(held.id))));
         }
-        // The next in line saw only the one before it; now all holders are its business.
-        if let (Some(first), 2..) = (&queue.refused, queue.holders.len()) {
+        // The next in line saw only the one before it; now all holders are its business. Of one
+        // alone it learns soon enough by itself, unless that one's lease is too short for it.
+        let short = queue.holders.iter().any(|held| held.ttl < nanos(SAFETY_NET));
+        if let Some(first) = queue.refused.as_ref().filter(|_| short || queue.holders.len() > 1) {
             self.post.push((first.inbox.clone(), Post::Letter(Letter::Look(first.id))));
         }
         self.changed = true;
@@ -720,9 +754,11 @@ impl Transaction<'_> {
         Ok(row.filter(|row| row.id == claim.id && lasts(row)))
     }
 
-    /// The waiter before the one at `seq`, and when that one showed up last; `None` also if the
-    /// claim is not there any more.
-    fn waiter_before(&self, claim: &Claim, seq: i64) -> Sql<Option<(ClaimRow, Option<u64>)>> {
+    /// Where the claim waits, if it still does.
+    fn place_of(&self, claim: &Claim, seq: i64, queue: &Queue) -> Sql<Option<Place>> {
+        if let Some(first) = queue.refused.as_ref().filter(|first| first.id == claim.id) {
+            return Ok(Some(Place { before: None, seen: first.seen }));
+        }
         let mut statement = self.db.prepare_cached(select_claims!(
             "WHERE name = ?1 AND seq > 0 AND seq <= ?2 ORDER BY seq DESC LIMIT 2"
         ))?;
@@ -731,7 +767,7 @@ impl Transaction<'_> {
             Some(row) if id_at(row, 2)? == claim.id => {
                 let seen = optional(row, 10)?;
                 let before = rows.next()?.map(ClaimRow::read).transpose()?;
-                Ok(before.map(|before| (before, seen)))
+                Ok(before.map(|before| Place { before: Some(before), seen }))
             }
             _ => Ok(None),
         }
@@ -746,14 +782,17 @@ impl Transaction<'_> {
         Ok(any)
     }
 
-    fn bury_if_dead(&mut self, name: &Name, claim: &ClaimRow) -> Sql<bool> {
+    fn is_gone(&self, claim: &ClaimRow) -> bool {
         let dead = || self.store.processes.is_dead(&claim.process);
-        let gone = match claim.expires {
+        match claim.expires {
             // A detached hold outlives its process; a wait does not.
             Some(_) => !claim.detached && dead(),
             None => dead() || self.is_unseen(claim.seen, &claim.process),
-        };
-        if !gone {
+        }
+    }
+
+    fn bury_if_dead(&mut self, name: &Name, claim: &ClaimRow) -> Sql<bool> {
+        if !self.is_gone(claim) {
             return Ok(false);
         }
         self.delete(name, claim.seq)?;
