@@ -1,4 +1,5 @@
 //! Style and layering, as tests instead of reviews.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
