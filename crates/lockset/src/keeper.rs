@@ -308,7 +308,8 @@ async fn survive(job: BoxFuture<'static, ()>) {
     }
 }
 
-/// Each hold either ends, or is renewed now, together with the others of the same ttl, or looked up.
+/// Each hold either ends, or is renewed now, together with the others of the same ttl, or is looked
+/// up.
 fn look_after(desk: &Arc<Desk>, engine: &Arc<dyn Engine>, due: Vec<Arc<Hold>>) {
     let mut renewals: BTreeMap<Duration, Vec<Asked>> = BTreeMap::new();
     // Judged before the book is opened: a hold that is found to be over takes itself out of it.

@@ -375,11 +375,14 @@ async fn a_full_disk_is_said_and_loses_nothing() {
     hold(&engine, LONG).await;
 }
 
-/// No test by itself: it is what [`Other`] runs, and it does nothing unless told to by the
-/// environment.
+/// What [`Other`] runs. As a test by itself it starts such a process, which must hold its lock.
 #[test]
 fn in_another_process() {
-    let Some(path) = std::env::var_os("LOCKSET_TEST_FILE") else { return };
+    let Some(path) = std::env::var_os("LOCKSET_TEST_FILE") else {
+        let (_folder, path) = scratch();
+        drop(Other::holding(&path, LONG, &[]));
+        return;
+    };
     let ttl = std::env::var("LOCKSET_TEST_TTL_MS").unwrap().parse().unwrap();
     let waits = std::env::var_os("LOCKSET_TEST_WAITS").is_some();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -89,7 +89,7 @@ impl Weather {
         }
     }
 
-    pub(super) async fn thawed(&self) {
+    async fn thawed(&self) {
         let until = *self.frozen_until.lock().unwrap();
         if let Some(until) = until {
             self.clock.sleep_until(until).await;

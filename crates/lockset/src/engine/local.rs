@@ -12,12 +12,13 @@
 //!
 //! # What it promises
 //! Leases run on the machine's boot clock, which all its processes share and nobody sets. A lease
-//! never ends later than one ttl from now, so one that seems to is of an earlier boot and over; what
-//! else an earlier boot left lapses within one ttl. No file or name of a boot is asked, because
-//! containers may see another one. A holder whose process dies is succeeded at once (Linux), if its
-//! death can be seen from here; in another pid namespace, its lease decides, and of a waiter that it
-//! has not shown up for a minute. Tokens are never below the wall clock in microseconds, so they go
-//! on growing even if a power cut takes the last transactions.
+//! never ends later than one ttl from now, so one that seems to is of an earlier boot and over;
+//! what else an earlier boot left lapses within one ttl. No file or name of a boot is asked,
+//! because containers may see another one. A holder whose process dies is succeeded at once
+//! (Linux), if its death can be seen from here; in another pid namespace its lease decides, and a
+//! waiter there counts as gone when it has not shown up for a minute. Tokens are never below the
+//! wall clock in microseconds, so they go on growing even if a power cut takes the last
+//! transactions.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -206,8 +206,8 @@ impl Store {
                 return Err(Error::Closed);
             }
             self.place.unchanged()?;
-            // Out of the books while it is used: if that ends in a panic, the connection closes, and
-            // neither its transaction nor the lock on the file stays behind.
+            // Out of the books while it is used: if that ends in a panic, the connection closes,
+            // and neither its transaction nor the lock on the file stays behind.
             let db = match books.connection.take() {
                 Some(db) => db,
                 None => {
