@@ -25,10 +25,13 @@ const FORMAT: i32 = 1;
 /// After so many transactions of this client, or if the log is so long at the start, it is written
 /// back in the background. The more, the fewer syncs; the fewer, the faster the first process after
 /// a pause reads it again.
-const WRITE_BACK_EVERY: u32 = 128;
-const WRITE_BACK_FROM: u64 = 1 << 20;
+const WRITE_BACK_EVERY: u32 = 500;
+const WRITE_BACK_FROM: u64 = 1 << 21;
 /// A log of so many pages is written back by whoever wrote the last one, while others wait.
-const CHECKPOINT_PAGES: u32 = 2000;
+const CHECKPOINT_PAGES: u32 = 4000;
+/// So long, in ns, nobody looks again whether the path still leads to the file: a look costs as much
+/// as a statement, and the file can be replaced right after it anyway.
+const LOOK_EVERY: u64 = 1_000_000;
 /// The longest pause between two attempts on a file that others write to all the time.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
@@ -70,6 +73,8 @@ struct Books {
     watches: Watches,
     /// Transactions since the log was last written back.
     writes: u32,
+    /// When the path was last seen to lead to the file.
+    looked: u64,
 }
 
 /// The rows that this client's watches have in the file.
@@ -118,6 +123,7 @@ impl Store {
                 withdrawn: Withdrawn::default(),
                 watches: Watches::default(),
                 writes: 0,
+                looked: 0,
             }),
             writing_back: Arc::default(),
             place,
@@ -241,7 +247,11 @@ impl Store {
             if books.closed {
                 return Err(Error::Closed);
             }
-            self.place.unchanged()?;
+            let now = self.time.now();
+            if now.saturating_sub(books.looked) > LOOK_EVERY {
+                self.place.unchanged()?;
+                books.looked = now;
+            }
             // Out of the books while it is used: if that ends in a panic, the connection closes,
             // and neither its transaction nor the lock on the file stays behind.
             let db = match books.connection.take() {
