@@ -29,8 +29,8 @@ const WRITE_BACK_EVERY: u32 = 500;
 const WRITE_BACK_FROM: u64 = 1 << 21;
 /// A log of so many pages is written back by whoever wrote the last one, while others wait.
 const CHECKPOINT_PAGES: u32 = 4000;
-/// So long, in ns, nobody looks again whether the path still leads to the file: a look costs as much
-/// as a statement, and the file can be replaced right after it anyway.
+/// So long, in ns, nobody looks again whether the path still leads to the file: a look costs as
+/// much as a statement, and the file can be replaced right after it anyway.
 const LOOK_EVERY: u64 = 1_000_000;
 /// The longest pause between two attempts on a file that others write to all the time.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
