@@ -1,1 +1,131 @@
-fn main() {}
+//! The `lockset` command: run commands under a distributed lock, and look after such locks.
+
+mod args;
+mod guardian;
+mod home;
+mod link;
+mod look;
+mod output;
+mod procs;
+mod run;
+mod supervise;
+mod sys;
+mod take;
+mod terminal;
+mod tickets;
+mod wire;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use tokio::runtime::{Builder, Runtime};
+
+use args::{Cli, Verb};
+use home::Home;
+use output::{Failure, code, complain};
+
+fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|arg| arg == guardian::SUBCOMMAND) {
+        return match guardian::main() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                complain(error);
+                code::OWN_ERROR.into()
+            }
+        };
+    }
+    match Cli::try_parse() {
+        Ok(cli) => obey(&cli).into(),
+        Err(error) => refuse(&error).into(),
+    }
+}
+
+/// Does what was asked; the exit code.
+fn obey(cli: &Cli) -> u8 {
+    if cli.engine.verbose > 0 {
+        listen_to_events(cli.engine.verbose);
+    }
+    let (outcome, home) = match Home::from_args(&cli.engine) {
+        Ok(home) => (dispatch(cli, &home), Some(home)),
+        Err(failure) => (Err(failure), None),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => {
+            failure.print(|text| match &home {
+                Some(home) => home.redact(text),
+                None => text.to_owned(),
+            });
+            failure.code
+        }
+    }
+}
+
+fn dispatch(cli: &Cli, home: &Home) -> Result<u8, Failure> {
+    let verbose = cli.engine.verbose > 0;
+    match &cli.verb {
+        Verb::Run(args) => return run::run(args, home, verbose),
+        Verb::Elect(args) => return run::elect(args, home, verbose),
+        Verb::Acquire(args) => runtime()?.block_on(tickets::acquire(args, home, verbose)),
+        Verb::Renew(args) => runtime()?.block_on(tickets::renew(args, home)),
+        Verb::Release(args) => runtime()?.block_on(tickets::release(args, home)),
+        Verb::Ls(args) => runtime()?.block_on(look::list(args, home)),
+        Verb::Show(args) => runtime()?.block_on(look::show(args, home)),
+        Verb::Watch(args) => runtime()?.block_on(look::watch(args, home)),
+        Verb::Break(args) => runtime()?.block_on(look::break_lock(args, home)),
+        Verb::Completions { shell } => completions(*shell),
+        Verb::Man { dir: None } => man_page(),
+        Verb::Man { dir: Some(dir) } => man_pages(dir),
+    }
+    .map(|()| 0)
+}
+
+/// A runtime for one command: no threads of its own.
+pub(crate) fn runtime() -> Result<Runtime, Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::own(format!("cannot start: {error}")))
+}
+
+fn listen_to_events(verbose: u8) {
+    let level = match verbose {
+        1 => tracing_subscriber::filter::LevelFilter::INFO,
+        2 => tracing_subscriber::filter::LevelFilter::DEBUG,
+        _ => tracing_subscriber::filter::LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+}
+
+/// What clap has to say: help on stdout, or a refusal on stderr that begins like all of ours.
+fn refuse(error: &clap::Error) -> u8 {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return 0;
+    }
+    let text = error.render().to_string();
+    complain(text.trim_end().trim_start_matches("error: "));
+    code::OWN_ERROR
+}
+
+fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "lockset", &mut script);
+    Ok(std::io::stdout().write_all(&script)?)
+}
+
+fn man_page() -> Result<(), Failure> {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(Cli::command()).render(&mut page)?;
+    Ok(std::io::stdout().write_all(&page)?)
+}
+
+fn man_pages(dir: &Path) -> Result<(), Failure> {
+    clap_mangen::generate_to(Cli::command(), dir).map_err(|error| {
+        Failure::own(format!("cannot write manual pages into {}: {error}", dir.display()))
+    })
+}

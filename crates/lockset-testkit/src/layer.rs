@@ -59,6 +59,12 @@ pub trait Layer: Debug + Send + Sync + 'static {
         self.inner().watch(scope)
     }
 
+    /// The first item of this layer's own watch, so that what changes the one changes the other.
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
+        let mut states = self.watch(&Scope::Name(name.clone()));
+        states.next().await.expect("a watch begins with the state of its name")
+    }
+
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
         self.inner().list(prefix).await
     }
@@ -125,6 +131,10 @@ impl<L: Layer> Engine for Layered<L> {
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
         self.0.watch(scope)
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
+        self.0.inspect(name).await
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {

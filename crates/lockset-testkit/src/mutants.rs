@@ -93,6 +93,7 @@ pub const VIRTUAL: &[Mutant] = mutants! {
     two_claims_never_hold_at_once as Writer on renamed(own_name) => "was inside";
     two_claims_never_hold_at_once as OnePermit on renamed(own_name) => "was inside";
     names_are_independent as Mutex on renamed(one_name) => "together with another";
+    many_may_come_to_a_fresh_home_at_once as Mutex on renamed(own_name) => "did not meet";
     a_release_admits_the_waiter_and_not_its_expiry as Mutex on dressed(DeafToRelease)
         => "admitted by the release";
     waiters_of_one_process_are_served_in_order as Writer on shared(LastComeFirst)

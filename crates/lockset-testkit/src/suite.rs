@@ -189,7 +189,7 @@ impl Law {
 
 /// One test per law and form, and one that no law was forgotten.
 ///
-/// ```ignore
+/// ```text
 /// suite! {
 ///     memory;
 ///     time: Virtual;

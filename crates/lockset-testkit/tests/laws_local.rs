@@ -9,6 +9,7 @@ suite! {
     stage: LocalStage::start(env!("CARGO_BIN_EXE_actor"));
     obeys: [
         names_are_independent,
+        many_may_come_to_a_fresh_home_at_once,
         a_given_floor_is_exact,
         raising_lifts_the_fence_and_refuses_to_lower_it,
         close_releases_everything,

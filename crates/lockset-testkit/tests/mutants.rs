@@ -41,6 +41,7 @@ macro_rules! fail_on_their_mutants {
 fail_on_their_mutants! {
     two_claims_never_hold_at_once,
     names_are_independent,
+    many_may_come_to_a_fresh_home_at_once,
     a_release_admits_the_waiter_and_not_its_expiry,
     waiters_of_one_process_are_served_in_order,
     processes_take_turns,

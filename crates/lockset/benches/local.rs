@@ -1,5 +1,5 @@
 //! The embedded engine against bare SQLite: a cycle, a hand-off between processes, fairness.
-#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, reason = "a benchmark")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
 mod common;
 

@@ -3,14 +3,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::poll;
 use tracing::Instrument;
 
 use crate::client::Client;
-use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Wait};
 use crate::error::{Error, Result};
+use crate::eyes::Outcome;
 use crate::gate::{Entered, InLine, Pass, Turn};
 use crate::guard::{Ended, Guard, Hold};
 use crate::name::Name;
@@ -19,6 +21,8 @@ use crate::terms::Checked;
 /// How long a single request of the background cleaning may take, and the pauses between tries.
 const CLEANING_TIMEOUT: Duration = Duration::from_secs(5);
 const CLEANING_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+/// The pause before a claim that the engine lost track of is replaced by a fresh one.
+const ASK_AGAIN: Duration = Duration::from_millis(5);
 /// How long a timeout error may take to find out who holds the lock.
 const ASK_FOR_HOLDER: Duration = Duration::from_millis(500);
 
@@ -48,18 +52,32 @@ pub(crate) async fn acquire(want: &Want, wait: Wait) -> Result<Option<Guard>> {
         mode = %claim.mode,
         note = %claim.note.text,
     );
-    let waiting = client.eyes.waiting(&client.clock, &want.name);
-    let mut granted = admitted(want, claim, wait).instrument(span).await;
+    let mut admitting = std::pin::pin!(admitted(want, claim, wait).instrument(span));
+    let mut granted = match poll!(admitting.as_mut()) {
+        Poll::Ready(granted) => {
+            client.eyes.answered_at_once(&want.name, outcome(&granted));
+            granted
+        }
+        Poll::Pending => {
+            let waiting = client.eyes.waiting(&client.clock, &want.name);
+            let granted = admitting.await;
+            waiting.ended(outcome(&granted));
+            granted
+        }
+    };
     // Whatever came of it while the client was closed, nobody is to have it.
     if let Err(closed) = client.check_usable() {
         granted = Err(closed);
     }
-    match &granted {
-        Ok(Some(guard)) => waiting.ended("granted", guard.since()),
-        Ok(None) => waiting.ended("not_granted", client.clock.now()),
-        Err(_) => waiting.ended("error", client.clock.now()),
-    }
     granted
+}
+
+fn outcome(granted: &Result<Option<Guard>>) -> Outcome {
+    match granted {
+        Ok(Some(_)) => Outcome::Granted,
+        Ok(None) => Outcome::NotGranted,
+        Err(_) => Outcome::Error,
+    }
 }
 
 /// Like [`acquire`], but not granted in time is an error that says who holds the lock.
@@ -89,10 +107,23 @@ pub(crate) async fn acquire_patiently(want: &Want) -> Result<Guard> {
 /// If this future is dropped on the way, the rest happens in the background.
 pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
     let Some(Ended { claim, grant, pass }) = hold.end()? else { return Ok(()) };
+    let mut visit = Some(hold.client.visit_anyway());
     let next = pass.as_ref().and_then(Pass::next);
     let leaving = Leaving { client: hold.client.clone(), claim, next, pass, answered: false };
     let next = leaving.next.as_ref().map(|next| &*next.claim);
-    match hold.client.engine.release(&leaving.claim, &grant, next).await {
+    let released = {
+        let mut releasing = hold.client.engine.release(&leaving.claim, &grant, next);
+        match poll!(&mut releasing) {
+            Poll::Ready(released) => released,
+            Poll::Pending => {
+                let _under_way = hold.client.awaits(&leaving.claim);
+                visit = None;
+                releasing.await
+            }
+        }
+    };
+    drop(visit);
+    match released {
         Ok(next_grant) => {
             tracing::debug!(name = %leaving.claim.name, token = %grant.token, "released");
             leaving.hand_over(next_grant);
@@ -101,15 +132,24 @@ pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
         // That is an answer too: there is nothing of ours left to clean up.
         Err(error @ Error::NotHeld { .. }) => {
             leaving.hand_over(None);
-            Err(error)
+            // Closing the client may have been faster.
+            if hold.client.is_closed() { Ok(()) } else { Err(error) }
         }
         Err(error) => Err(error),
     }
 }
 
+/// Gives a lock back without waiting long for the answer; the rest happens in the background.
+pub(crate) async fn release_soon(hold: Arc<Hold>) -> Result<()> {
+    let engine = hold.client.capabilities.engine;
+    let what = format!("`{}` was not released within {CLEANING_TIMEOUT:?}", hold.name);
+    let late = Error::Unreachable { engine, what, retryable: true, source: None };
+    tokio::time::timeout(CLEANING_TIMEOUT, release(hold)).await.unwrap_or(Err(late))
+}
+
 /// Withdraws a claim, again and again until the engine has answered or its lease is long over.
 pub(crate) async fn withdraw_until_done(client: &Client, claim: &Claim) {
-    let give_up = client.clock.now() + claim.ttl * 2 + Duration::from_secs(60);
+    let give_up = client.clock.now() + claim.ttl + CLEANING_TIMEOUT;
     let mut pause = CLEANING_PAUSES.0;
     loop {
         let withdrawal = client.engine.withdraw(claim);
@@ -152,58 +192,102 @@ fn check_mode(want: &Want) -> Result<()> {
     }
 }
 
-/// Passes the gate if there is one, then asks the engine.
-async fn admitted(want: &Want, claim: Arc<Claim>, wait: Wait) -> Result<Option<Guard>> {
-    let client = &want.client;
-    let mut orphan = Orphan { client, claim: None, offered: None };
+/// Passes the gate if there is one, then asks the engine, with a fresh claim each time the engine
+/// has lost track of the one before.
+async fn admitted(want: &Want, mut claim: Arc<Claim>, wait: Wait) -> Result<Option<Guard>> {
     let mut pass = None;
     if want.gated {
-        match client.gate.enter(&claim, &want.terms, wait != Wait::No) {
+        match at_the_gate(want, &claim, wait).await {
             None => return Ok(None),
-            Some(Entered::Pass(ours)) => pass = Some(ours),
-            Some(Entered::InLine(place)) => {
-                orphan.claim = Some(claim.clone());
-                orphan.offered = Some(place.offered.clone());
-                match place.turn(&client.clock, wait.deadline()).await {
-                    None => return Ok(None),
-                    Some(Turn::Ask(ours)) => pass = Some(ours),
-                    Some(Turn::Granted(guard)) => {
-                        orphan.defuse();
-                        return Ok(Some(guard));
-                    }
+            Some(Turn::Granted(guard)) => return Ok(Some(guard)),
+            Some(Turn::Ask(ours)) => pass = Some(ours),
+        }
+    }
+    loop {
+        match ask(want, claim, wait, &mut pass).await? {
+            Asked::Granted(guard) => return Ok(Some(guard)),
+            Asked::NotInTime => return Ok(None),
+            Asked::Forgotten(error) if want.client.clock.now() >= wait.deadline() => {
+                return Err(error);
+            }
+            Asked::Forgotten(_) => tokio::time::sleep(ASK_AGAIN).await,
+        }
+        claim = want.claim();
+    }
+}
+
+/// Waits for the turn; `None` if it does not come in time.
+async fn at_the_gate(want: &Want, claim: &Arc<Claim>, wait: Wait) -> Option<Turn> {
+    let client = &want.client;
+    match client.gate.enter(claim, &want.terms, wait != Wait::No)? {
+        Entered::Pass(pass) => Some(Turn::Ask(pass)),
+        Entered::InLine(place) => {
+            let offered = Some(place.offered.clone());
+            let orphan = Orphan { client, claim: Some(claim.clone()), offered };
+            let turn = place.turn(&client.clock, wait.deadline()).await?;
+            orphan.defuse();
+            Some(turn)
+        }
+    }
+}
+
+enum Asked {
+    Granted(Guard),
+    NotInTime,
+    /// The engine does not know the claim any more, or told of the grant too late: it is withdrawn,
+    /// and never used again.
+    Forgotten(Error),
+}
+
+/// Asks the engine, and withdraws the claim unless the outcome is clear. The pass goes with a
+/// grant.
+async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>) -> Result<Asked> {
+    let client = &want.client;
+    let mut visit = Some(client.visit()?);
+    let orphan = Orphan { client, claim: Some(claim.clone()), offered: None };
+    let granted = {
+        let mut granting = client.engine.acquire(&claim, wait);
+        // Mostly the engine answers at once, and then nobody needs to know that it was asked.
+        match poll!(&mut granting) {
+            Poll::Ready(granted) => granted,
+            Poll::Pending => {
+                let _under_way = client.awaits(&claim);
+                visit = None;
+                tokio::select! {
+                    biased;
+                    granted = granting => granted,
+                    () = client.closed() => return Err(Error::Closed),
                 }
             }
         }
-    }
-    (orphan.claim, orphan.offered) = (Some(claim.clone()), None);
-    let granted = tokio::select! {
-        biased;
-        granted = client.engine.acquire(&claim, wait) => granted?,
-        () = client.closing(&claim) => return Err(Error::Closed),
     };
     let now = client.clock.now();
-    if let Some(grant) = &granted {
-        check_still_valid(client, grant, now)?;
+    let _until_it_is_kept = visit;
+    match granted {
+        Ok(Some(grant)) if grant.valid_until > now => {
+            orphan.defuse();
+            let (client, terms) = (client.clone(), &want.terms);
+            Ok(Asked::Granted(Guard::new(client, claim, grant, terms, pass.take(), now)))
+        }
+        // This process slept, or the answer was slow: a grant whose time is over is not believed.
+        Ok(Some(_)) => Ok(Asked::Forgotten(Error::Unreachable {
+            engine: client.capabilities.engine,
+            what: "the grant was read only after its lease had run out".to_owned(),
+            retryable: true,
+            source: None,
+        })),
+        Ok(None) => {
+            orphan.defuse();
+            Ok(Asked::NotInTime)
+        }
+        Err(error @ Error::NotHeld { .. }) => Ok(Asked::Forgotten(error)),
+        Err(error) => Err(error),
     }
-    orphan.defuse();
-    Ok(granted.map(|grant| Guard::new(client.clone(), claim, grant, &want.terms, pass, now)))
-}
-
-/// A grant read too late (this process slept, or the answer was slow) is not believed.
-fn check_still_valid(client: &Client, grant: &Grant, now: Moment) -> Result<()> {
-    if grant.valid_until > now {
-        return Ok(());
-    }
-    Err(Error::Unreachable {
-        engine: client.capabilities.engine,
-        what: "the grant was read only after its lease had run out".to_owned(),
-        retryable: true,
-        source: None,
-    })
 }
 
 async fn holder_of(client: &Client, name: &Name) -> Option<Holder> {
-    let state = tokio::time::timeout(ASK_FOR_HOLDER, client.inspect(name)).await.ok()?.ok()?;
+    let state =
+        tokio::time::timeout(ASK_FOR_HOLDER, client.engine.inspect(name)).await.ok()?.ok()?;
     state.holders.into_iter().next()
 }
 
@@ -268,6 +352,10 @@ impl Drop for Leaving {
         }
         self.client.withdraw_in_background(self.claim.clone());
         if let (Some(next), Some(pass)) = (self.next.take(), &self.pass) {
+            if next.is_gone() {
+                // It left before it could know that the engine may know it.
+                self.client.withdraw_in_background(next.claim.clone());
+            }
             pass.put_back(next);
         }
     }

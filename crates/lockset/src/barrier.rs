@@ -1,15 +1,19 @@
 //! A place where several wait for each other.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cell::{Change, Shared};
-use crate::client::Client;
+use crate::client::{Client, Visit};
 use crate::engine::ClaimId;
 use crate::error::{Error, Result};
 use crate::latch::Latch;
 use crate::name::Name;
+
+/// The pauses, in ms, between attempts to leave a barrier whose engine does not answer.
+const LEAVE_AGAIN: [u64; 8] = [20, 100, 500, 1_000, 2_000, 5_000, 10_000, 10_000];
 
 /// A place where `parties` wait for each other, again and again. Made by
 /// [`Lockset::barrier`](crate::Lockset::barrier).
@@ -62,7 +66,7 @@ impl Barrier {
     /// here.
     pub async fn wait(&self) -> Result<bool> {
         let id = ClaimId::random();
-        let leave = Leave { barrier: self, id, armed: true };
+        let leave = Leave { barrier: self, id, armed: true, _visit: self.cell.visit()? };
         let (number, last) = self.arrive(id).await?;
         if !last {
             self.cell
@@ -120,19 +124,29 @@ impl Barrier {
             .await
     }
 
+    /// Takes a party out again. Writes in any case: an arrival that is still under way then finds
+    /// another version and fails.
     async fn leave(&self, id: ClaimId) -> Result<()> {
         self.cell
-            .change(|found| {
+            .clean_up(|found| {
                 let mut round = self.agreed(found)?;
-                match round.here.iter().position(|here| *here == id) {
-                    None => Ok(Change::Keep(())),
-                    Some(position) => {
-                        round.here.remove(position);
-                        Ok(Change::Write(round, ()))
-                    }
-                }
+                round.here.retain(|here| *here != id);
+                Ok(Change::Write(round, ()))
             })
             .await
+    }
+
+    async fn leave_until_done(self, id: ClaimId) {
+        for pause in LEAVE_AGAIN.map(Duration::from_millis) {
+            match self.leave(id).await {
+                Err(error) if error.is_retryable() => tokio::time::sleep(pause).await,
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::warn!(name = %self.cell.name, %error, "could not leave a barrier");
+                    return;
+                }
+            }
+        }
     }
 
     fn agreed(&self, found: Option<Round>) -> Result<Round> {
@@ -156,6 +170,8 @@ struct Leave<'a> {
     barrier: &'a Barrier,
     id: ClaimId,
     armed: bool,
+    /// Closing waits until we have left.
+    _visit: Visit<'a>,
 }
 
 impl Leave<'_> {
@@ -167,12 +183,8 @@ impl Leave<'_> {
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
         if self.armed {
-            let (barrier, id) = (self.barrier.clone(), self.id);
-            self.barrier.cell.in_background(move |_| async move {
-                if let Err(error) = barrier.leave(id).await {
-                    tracing::warn!(name = %barrier.cell.name, %error, "could not leave a barrier");
-                }
-            });
+            let leaving = self.barrier.clone().leave_until_done(self.id);
+            self.barrier.cell.in_background(leaving);
         }
     }
 }

@@ -14,12 +14,14 @@
 //! # Ok::<(), lockset::Error>(())
 //! ```
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use tokio::runtime::Handle;
 
+use crate::client::Client;
 use crate::connect::Builder;
 use crate::engine::{Break, Capabilities, Holder, LockState};
 use crate::error::{Error, LossReason, Result};
@@ -27,9 +29,9 @@ use crate::guard::State;
 use crate::{ClaimId, Leader, Lockable, Name, Terms, Ticket, Token};
 
 /// Runs `future` on the keeper's runtime while this thread waits.
-fn wait_for<T>(runtime: &Handle, future: impl Future<Output = Result<T>>) -> Result<T> {
+fn wait_for<T>(client: &Client, future: impl Future<Output = Result<T>>) -> Result<T> {
     check_outside_runtime()?;
-    runtime.block_on(future)
+    client.keeper.runtime().block_on(future)
 }
 
 fn check_outside_runtime() -> Result<()> {
@@ -46,7 +48,8 @@ fn check_outside_runtime() -> Result<()> {
 #[derive(Clone, Debug)]
 struct Front<T> {
     inner: T,
-    runtime: Handle,
+    /// Whose keeper drives it; it must live as long as this.
+    client: Arc<Client>,
 }
 
 impl<T> Front<T> {
@@ -54,11 +57,11 @@ impl<T> Front<T> {
     where
         F: Future<Output = Result<R>>,
     {
-        wait_for(&self.runtime, verb(&self.inner))
+        wait_for(&self.client, verb(&self.inner))
     }
 
     fn guard(&self, guard: crate::Guard) -> Guard {
-        Guard(Front { inner: guard, runtime: self.runtime.clone() })
+        Guard(Front { inner: guard, client: self.client.clone() })
     }
 }
 
@@ -72,7 +75,8 @@ impl Builder {
         let keeper = Self::keeper()?;
         let runtime = keeper.runtime().clone();
         let inner = runtime.block_on(self.connect_on(keeper))?;
-        Ok(Lockset(Front { inner, runtime }))
+        let client = inner.client().clone();
+        Ok(Lockset(Front { inner, client }))
     }
 }
 
@@ -221,18 +225,18 @@ impl Lockset {
     }
 
     fn front<T>(&self, inner: T) -> Front<T> {
-        Front { inner, runtime: self.0.runtime.clone() }
+        Front { inner, client: self.0.client.clone() }
     }
 
     fn items<T>(&self, stream: BoxStream<'static, Result<T>>) -> Items<T> {
-        Items { stream, runtime: self.0.runtime.clone() }
+        Items { stream, client: self.0.client.clone() }
     }
 }
 
 /// What a stream of the async front gives, one by one; each step blocks until there is something.
 pub struct Items<T> {
     stream: BoxStream<'static, Result<T>>,
-    runtime: Handle,
+    client: Arc<Client>,
 }
 
 impl<T> Iterator for Items<T> {
@@ -240,7 +244,7 @@ impl<T> Iterator for Items<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         match check_outside_runtime() {
-            Ok(()) => self.runtime.block_on(self.stream.next()),
+            Ok(()) => self.client.keeper.runtime().block_on(self.stream.next()),
             Err(error) => Some(Err(error)),
         }
     }
@@ -466,7 +470,7 @@ impl Election {
 
     /// Who leads, now and after every change.
     pub fn observe(&self) -> Items<Option<Leader>> {
-        Items { stream: self.0.inner.observe(), runtime: self.0.runtime.clone() }
+        Items { stream: self.0.inner.observe(), client: self.0.client.clone() }
     }
 }
 
@@ -568,7 +572,7 @@ impl All {
     }
 
     fn guards(&self, inner: crate::Guards) -> Guards {
-        Guards(Front { inner, runtime: self.0.runtime.clone() })
+        Guards(Front { inner, client: self.0.client.clone() })
     }
 }
 
@@ -598,7 +602,7 @@ impl Guards {
     /// # Errors
     /// As [`lockset::Guards::release`](crate::Guards::release).
     pub fn release(self) -> Result<()> {
-        wait_for(&self.0.runtime, self.0.inner.release())
+        wait_for(&self.0.client, self.0.inner.release())
     }
 }
 
@@ -695,7 +699,7 @@ impl Guard {
     /// # Errors
     /// As [`lockset::Guard::release`](crate::Guard::release).
     pub fn release(self) -> Result<()> {
-        wait_for(&self.0.runtime, self.0.inner.release())
+        wait_for(&self.0.client, self.0.inner.release())
     }
 
     /// Lets go of the lock without releasing it.
@@ -703,7 +707,7 @@ impl Guard {
     /// # Errors
     /// As [`lockset::Guard::detach`](crate::Guard::detach).
     pub fn detach(self) -> Result<Ticket> {
-        wait_for(&self.0.runtime, self.0.inner.detach())
+        wait_for(&self.0.client, self.0.inner.detach())
     }
 }
 

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::client::Client;
+use crate::client::{Client, Visit};
 use crate::engine::{Cell, Scope, Swap};
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -45,20 +45,31 @@ impl Shared {
     /// The content now.
     pub(crate) async fn read<T: DeserializeOwned>(&self) -> Result<Option<T>> {
         self.client.check_usable()?;
-        let state = self.client.inspect(&self.name).await?;
+        let state = self.client.engine.inspect(&self.name).await?;
         self.content(&state.cell.unwrap_or_default())
     }
 
     /// Changes the content. `change` sees what is there and must recognise its own earlier work.
     pub(crate) async fn change<T, R>(
         &self,
-        mut change: impl FnMut(Option<T>) -> Result<Change<T, R>>,
+        change: impl FnMut(Option<T>) -> Result<Change<T, R>>,
     ) -> Result<R>
     where
         T: Serialize + DeserializeOwned,
     {
         self.client.check_usable()?;
-        let mut found = self.client.inspect(&self.name).await?.cell.unwrap_or_default();
+        self.clean_up(change).await
+    }
+
+    /// As [`change`](Shared::change), also while the client closes.
+    pub(crate) async fn clean_up<T, R>(
+        &self,
+        mut change: impl FnMut(Option<T>) -> Result<Change<T, R>>,
+    ) -> Result<R>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let mut found = self.client.engine.inspect(&self.name).await?.cell.unwrap_or_default();
         for _ in 0..MOST_TRIES {
             let (content, answer) = match change(self.content(&found)?)? {
                 Change::Keep(answer) => return Ok(answer),
@@ -78,7 +89,7 @@ impl Shared {
     /// Removes the cell.
     pub(crate) async fn remove(&self) -> Result<()> {
         self.client.check_usable()?;
-        let mut found = self.client.inspect(&self.name).await?.cell.unwrap_or_default();
+        let mut found = self.client.engine.inspect(&self.name).await?.cell.unwrap_or_default();
         while found != Cell::default() {
             match self.client.engine.cell(&self.name, found.version, None).await? {
                 Swap::Done(_) => break,
@@ -95,23 +106,30 @@ impl Shared {
     ) -> Result<R> {
         self.client.check_usable()?;
         let mut states = self.client.engine.watch(&Scope::Name(self.name.clone()));
-        while let Some(state) = states.next().await {
+        loop {
+            let state = tokio::select! {
+                biased;
+                state = states.next() => state,
+                () = self.client.closed() => None,
+            };
+            let Some(state) = state else { return Err(Error::Closed) };
             let content = self.content(&state?.cell.unwrap_or_default())?;
             if let Some(answer) = enough(content)? {
                 return Ok(answer);
             }
         }
-        Err(Error::Closed)
     }
 
-    /// Does something in the background, with this cell.
-    pub(crate) fn in_background<F>(&self, job: impl FnOnce(Shared) -> F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    /// Does something in the background.
+    pub(crate) fn in_background(&self, job: impl Future<Output = ()> + Send + 'static) {
         if !self.client.is_forked() {
-            self.client.keeper.run(job(self.clone()));
+            self.client.keeper.run(job);
         }
+    }
+
+    /// Somebody waits here who has to clean up when he leaves.
+    pub(crate) fn visit(&self) -> Result<Visit<'_>> {
+        self.client.visit()
     }
 
     pub(crate) fn conflict(&self, why: String) -> Error {

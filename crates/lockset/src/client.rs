@@ -1,23 +1,25 @@
 //! What all locks of one connection share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
-use crate::acquire::withdraw_until_done;
+use crate::acquire::{release_soon, withdraw_until_done};
 use crate::clock::Clock;
-use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, LockState, Scope, drift};
+use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::eyes::Eyes;
 use crate::fork;
 use crate::gate::Gate;
 use crate::hash::FastMap;
 use crate::keeper::Keeper;
-use crate::name::Name;
 use crate::token::Token;
+
+/// How long a closing takes at most. An engine that does not answer by then frees what is left when
+/// its leases end.
+const CLOSE_WITHIN: Duration = Duration::from_secs(10);
 
 /// One connection to one home: its engine, its keeper, and the gate its own tasks queue at.
 #[derive(Debug)]
@@ -33,8 +35,12 @@ pub(crate) struct Client {
     forks: u32,
     closed: AtomicBool,
     closing: Notify,
-    /// The claims whose acquisition waits at the engine.
-    waiting: Mutex<FastMap<ClaimId, Arc<Claim>>>,
+    /// What the closing came to, once it is done: what could not be done, if anything.
+    done: watch::Sender<Option<Option<String>>>,
+    visitors: AtomicUsize,
+    left: Notify,
+    /// The claims that the engine may know and no guard holds yet.
+    under_way: Mutex<FastMap<ClaimId, Arc<Claim>>>,
 }
 
 /// What a URL and a builder can set for all locks of a client.
@@ -66,7 +72,10 @@ impl Client {
             forks: fork::generation(),
             closed: AtomicBool::new(false),
             closing: Notify::new(),
-            waiting: Mutex::default(),
+            done: watch::Sender::new(None),
+            visitors: AtomicUsize::new(0),
+            left: Notify::new(),
+            under_way: Mutex::default(),
             engine,
             capabilities,
             keeper,
@@ -89,7 +98,7 @@ impl Client {
                 source: None,
             });
         }
-        match self.closed.load(Ordering::Acquire) {
+        match self.is_closed() {
             true => Err(Error::Closed),
             false => Ok(()),
         }
@@ -100,18 +109,10 @@ impl Client {
         Token::new(token.get().saturating_add(self.settings.token_base))
     }
 
-    /// What is known of one name now.
-    pub(crate) async fn inspect(&self, name: &Name) -> Result<LockState> {
-        match self.engine.watch(&Scope::Name(name.clone())).next().await {
-            Some(state) => state,
-            None => Err(Error::Closed),
-        }
-    }
-
     /// The lease that `claim` holds by `grant`, looked up without renewing it.
     pub(crate) async fn lease_of(&self, claim: &Claim, grant: &Grant) -> Result<Grant> {
         let sent = self.clock.now();
-        let state = self.inspect(&claim.name).await?;
+        let state = self.engine.inspect(&claim.name).await?;
         let ours = state
             .holders
             .iter()
@@ -129,52 +130,130 @@ impl Client {
         }
     }
 
-    /// Pending until this client closes. Meanwhile `claim` is known to wait, and is withdrawn by
-    /// the closing itself: the task that waits may not run again before the engine is closed.
-    pub(crate) async fn closing(&self, claim: &Arc<Claim>) {
+    /// Something begins that closing must let end first: a request that the engine may answer at
+    /// once, or somebody who cleans up when he leaves.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub(crate) fn visit(&self) -> Result<Visit<'_>> {
+        let visit = self.visit_anyway();
+        // Closing sets the flag before it counts the visitors, so one of us sees the other.
+        match self.is_closed() {
+            true => Err(Error::Closed),
+            false => Ok(visit),
+        }
+    }
+
+    /// As [`visit`](Client::visit), for what gives back and is welcome to the last.
+    pub(crate) fn visit_anyway(&self) -> Visit<'_> {
+        self.visitors.fetch_add(1, Ordering::SeqCst);
+        Visit { client: self }
+    }
+
+    /// The engine does not answer at once about `claim`. Until this is dropped, closing withdraws
+    /// the claim itself: the task that waits may not run again before the engine is closed.
+    pub(crate) fn awaits(&self, claim: &Arc<Claim>) -> UnderWay<'_> {
+        self.under_way().insert(claim.id, claim.clone());
+        UnderWay { client: self, id: claim.id }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Pending until this client closes.
+    pub(crate) async fn closed(&self) {
         let closing = self.closing.notified();
-        let _waiting = Waiting { client: self, id: claim.id };
-        self.waiting().insert(claim.id, claim.clone());
-        if !self.closed.load(Ordering::Acquire) {
+        if !self.is_closed() {
             closing.await;
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn withdraw_what_is_under_way(self: &Arc<Self>) {
+        let under_way: Vec<_> = self.under_way().values().cloned().collect();
+        under_way.into_iter().for_each(|claim| self.withdraw_in_background(claim));
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Releases everything this client holds, withdraws what it waits for, finishes what runs in
-    /// the background, and ends the keeper. Errors of single releases are answered as one, after
-    /// all were tried.
+    /// the background, and closes the engine. It goes on if nobody waits for it, and whoever calls
+    /// it again waits for the same closing.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
-        if self.is_forked() || self.closed.swap(true, Ordering::AcqRel) {
+        if self.is_forked() {
             return Ok(());
         }
-        self.gate.close();
-        let waiting: Vec<_> = self.waiting().values().cloned().collect();
-        waiting.into_iter().for_each(|claim| self.withdraw_in_background(claim));
-        self.closing.notify_waiters();
-        let releases = self.keeper.holds().into_iter().map(crate::acquire::release);
-        let outcomes = futures_util::future::join_all(releases).await;
-        self.keeper.finish().await;
-        self.engine.close().await;
-        // A lock that was lost before needs no release.
-        let failed = |outcome: &Result<()>| {
-            !matches!(outcome, Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }))
-        };
-        outcomes.into_iter().find(failed).unwrap_or(Ok(()))
+        let mut done = self.done.subscribe();
+        if !self.closed.swap(true, Ordering::SeqCst) {
+            self.keeper.runtime().spawn(close_all(self.clone()));
+        }
+        // The sender lives in this very client, so this ends only when the closing is done.
+        let outcome = done.wait_for(Option::is_some).await;
+        match outcome.ok().and_then(|outcome| outcome.clone()).flatten() {
+            None => Ok(()),
+            Some(what) => {
+                let engine = self.capabilities.engine;
+                Err(Error::Unreachable { engine, what, retryable: false, source: None })
+            }
+        }
     }
 }
 
-/// A claim that waits at the engine, until it is dropped.
-struct Waiting<'a> {
+async fn close_all(client: Arc<Client>) {
+    client.gate.close();
+    client.closing.notify_waiters();
+    let failed = match tokio::time::timeout(CLOSE_WITHIN, give_everything_back(&client)).await {
+        Ok(failed) => failed,
+        Err(_) => Some(format!("not everything was released within {CLOSE_WITHIN:?}")),
+    };
+    client.engine.close().await;
+    client.done.send_replace(Some(
+        failed.map(|what| format!("{what}; what is still held ends with its lease")),
+    ));
+}
+
+/// What could not be given back, if anything.
+async fn give_everything_back(client: &Arc<Client>) -> Option<String> {
+    while client.visitors.load(Ordering::SeqCst) > 0 {
+        client.left.notified().await;
+    }
+    client.withdraw_what_is_under_way();
+    let releases = client.keeper.holds().into_iter().map(release_soon);
+    let outcomes = futures_util::future::join_all(releases).await;
+    // Releases of the user's own may have come to wait for the engine meanwhile.
+    client.withdraw_what_is_under_way();
+    client.keeper.finish().await;
+    // A lock that was lost before needs no release.
+    outcomes.into_iter().find_map(|outcome| match outcome {
+        Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }) => None,
+        Err(error) => Some(error.to_string()),
+    })
+}
+
+/// Something that closing must let end first, until this is dropped.
+pub(crate) struct Visit<'a> {
+    client: &'a Client,
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        let last = self.client.visitors.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && self.client.is_closed() {
+            self.client.left.notify_one();
+        }
+    }
+}
+
+/// A claim is under way to the engine, until this is dropped.
+pub(crate) struct UnderWay<'a> {
     client: &'a Client,
     id: ClaimId,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.client.waiting().remove(&self.id);
+        self.client.under_way().remove(&self.id);
     }
 }

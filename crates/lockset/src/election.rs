@@ -101,13 +101,17 @@ impl Election {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn leader(&self) -> Result<Option<Leader>> {
-        let state = self.0.client.inspect(&self.0.name).await?;
+        self.0.client.check_usable()?;
+        let state = self.0.client.engine.inspect(&self.0.name).await?;
         Ok(leader_in(&state, self.0.client.settings.token_base))
     }
 
     /// Who leads, now and after every change, `None` while nobody does. Terms that were over
     /// before they could be seen are left out.
     pub fn observe(&self) -> BoxStream<'static, Result<Option<Leader>>> {
+        if let Err(error) = self.0.client.check_usable() {
+            return futures_util::stream::once(std::future::ready(Err(error))).boxed();
+        }
         let base = self.0.client.settings.token_base;
         let states = self.0.client.engine.watch(&Scope::Name(self.0.name.clone()));
         let mut last = None;

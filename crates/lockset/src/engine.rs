@@ -24,6 +24,7 @@ mod queue;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod watch;
+mod withdrawn;
 
 /// Where locks live.
 ///
@@ -95,8 +96,14 @@ pub trait Engine: fmt::Debug + Send + Sync {
     async fn withdraw(&self, claim: &Claim) -> Result<()>;
 
     /// The states of all names in `scope`, then of each name again whenever it may have changed.
-    /// [`Scope::Name`] always yields that name's state first, also if it is free.
+    /// [`Scope::Name`] always yields that name's state first, as [`inspect`](Engine::inspect) does.
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>>;
+
+    /// The state of one name now.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`].
+    async fn inspect(&self, name: &Name) -> Result<LockState>;
 
     /// The names with this prefix that are held, waited for, or have a cell; in order.
     ///

@@ -19,10 +19,8 @@ pub(crate) struct Eyes {
 
 /// What is counted for all names together, or for one name.
 struct Meters {
-    granted: Histogram,
-    not_granted: Histogram,
-    error: Histogram,
-    cancelled: Histogram,
+    /// By [`Outcome`].
+    waited: [Histogram; 4],
     waiters: Gauge,
     held: Gauge,
     hold: Histogram,
@@ -32,6 +30,15 @@ impl std::fmt::Debug for Eyes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Eyes").field("label_names", &self.label_names).finish_non_exhaustive()
     }
+}
+
+/// How an acquisition ended.
+#[derive(Clone, Copy)]
+pub(crate) enum Outcome {
+    Granted,
+    NotGranted,
+    Error,
+    Cancelled,
 }
 
 /// How a renewal ended.
@@ -51,11 +58,15 @@ impl Eyes {
         Self { engine, label_names, common, renewals }
     }
 
+    /// Somebody was answered without waiting.
+    pub(crate) fn answered_at_once(&self, name: &Name, outcome: Outcome) {
+        self.with(name, |meters| meters.waited(outcome).record(0.0));
+    }
+
     /// Somebody begins to wait.
     pub(crate) fn waiting<'a>(&'a self, clock: &'a Clock, name: &'a Name) -> Waiting<'a> {
         self.with(name, |meters| meters.waiters.increment(1));
-        let since = clock.now();
-        Waiting { eyes: self, clock, name, since, ended: None, outcome: "cancelled" }
+        Waiting { eyes: self, clock, name, since: clock.now(), outcome: Outcome::Cancelled }
     }
 
     /// A lock is held from now on.
@@ -89,6 +100,10 @@ impl Eyes {
 }
 
 impl Meters {
+    fn waited(&self, outcome: Outcome) -> &Histogram {
+        &self.waited[outcome as usize]
+    }
+
     fn new(labels: &[(&'static str, &str)]) -> Self {
         let labels: Vec<metrics::Label> = labels
             .iter()
@@ -100,10 +115,7 @@ impl Meters {
             histogram!("lockset_wait_seconds", labels)
         };
         Self {
-            granted: waited("granted"),
-            not_granted: waited("not_granted"),
-            error: waited("error"),
-            cancelled: waited("cancelled"),
+            waited: ["granted", "not_granted", "error", "cancelled"].map(waited),
             waiters: gauge!("lockset_waiters", labels.clone()),
             held: gauge!("lockset_held", labels.clone()),
             hold: histogram!("lockset_hold_seconds", labels.clone()),
@@ -117,28 +129,21 @@ pub(crate) struct Waiting<'a> {
     clock: &'a Clock,
     name: &'a Name,
     since: Moment,
-    ended: Option<Moment>,
-    outcome: &'static str,
+    outcome: Outcome,
 }
 
 impl Waiting<'_> {
-    pub(crate) fn ended(mut self, outcome: &'static str, at: Moment) {
-        (self.outcome, self.ended) = (outcome, Some(at));
+    pub(crate) fn ended(mut self, outcome: Outcome) {
+        self.outcome = outcome;
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let waited = self.ended.unwrap_or_else(|| self.clock.now()).since(self.since);
+        let waited = self.clock.now().since(self.since);
         self.eyes.with(self.name, |meters| {
             meters.waiters.decrement(1);
-            let histogram = match self.outcome {
-                "granted" => &meters.granted,
-                "not_granted" => &meters.not_granted,
-                "error" => &meters.error,
-                _ => &meters.cancelled,
-            };
-            histogram.record(waited);
+            meters.waited(self.outcome).record(waited);
         });
     }
 }

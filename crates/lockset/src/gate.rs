@@ -191,6 +191,11 @@ impl Drop for Pass {
 }
 
 impl InLine {
+    /// Whether nobody waits for this turn any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.turn.is_closed()
+    }
+
     /// Tells the one in line; gives the turn back if nobody is there any more.
     pub(crate) fn tell(self, turn: Turn) -> Result<(), Turn> {
         self.turn.send(turn)

@@ -85,6 +85,8 @@ impl Guard {
         let hold = Arc::new(Hold {
             id: claim.id,
             name: claim.name.clone(),
+            token: client.shown(grant.token),
+            ttl: claim.ttl,
             since: now,
             guards: AtomicUsize::new(1),
             ended: Notify::new(),
@@ -96,13 +98,9 @@ impl Guard {
         Self { hold, spent: false }
     }
 
-    pub(crate) fn since(&self) -> Moment {
-        self.hold.since
-    }
-
     /// The fencing token of this hold: greater than that of every earlier grant of this name.
     pub fn token(&self) -> Token {
-        self.hold.client.shown(self.hold.inner().grant.token)
+        self.hold.token
     }
 
     /// The name of the lock.
@@ -123,7 +121,7 @@ impl Guard {
 
     /// How long a lease lasts without renewal.
     pub fn ttl(&self) -> Duration {
-        self.hold.inner().claim.ttl
+        self.hold.ttl
     }
 
     /// Whether the lock can be trusted now.
@@ -194,7 +192,10 @@ impl Guard {
         tokio::select! {
             biased;
             reason = self.lost() => Err(Error::lost(self.name(), reason)),
-            output = work => Ok(output),
+            output = work => match self.state() {
+                State::Lost(reason) => Err(Error::lost(self.name(), reason)),
+                State::Held | State::Uncertain => Ok(output),
+            },
         }
     }
 
@@ -311,7 +312,8 @@ impl Guard {
     }
 
     /// Lets go of the lock without releasing it: a ticket by which another process can take it
-    /// over with [`Lockset::attach`](crate::Lockset::attach). From here on only its lease keeps it.
+    /// over with [`Lockset::attach`](crate::Lockset::attach). From here on only its lease keeps it;
+    /// a [longest hold](crate::Terms::max_hold) does not travel along.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the lock was not taken on
@@ -323,6 +325,7 @@ impl Guard {
     /// If cancelled, the lock is released.
     pub async fn detach(mut self) -> Result<Ticket> {
         let name = self.hold.name.clone();
+        self.hold.current()?;
         let refuse = |why| Err(Error::invalid("guard", name.as_str(), why));
         if !self.hold.inner().claim.detachable {
             return refuse("it was not taken on detachable terms (`Terms::detachable`)");
@@ -347,7 +350,7 @@ impl Drop for Guard {
         if let Dropped::Last = self.hold.drop_guard() {
             let hold = self.hold.clone();
             self.hold.client.keeper.run(async move {
-                if let Err(error) = acquire::release(hold.clone()).await {
+                if let Err(error) = acquire::release_soon(hold.clone()).await {
                     tracing::debug!(name = %hold.name, %error, "released by drop, but");
                 }
             });
@@ -375,7 +378,9 @@ enum Dropped {
 pub(crate) struct Hold {
     pub(crate) id: ClaimId,
     pub(crate) client: Arc<Client>,
-    name: Name,
+    pub(crate) name: Name,
+    token: Token,
+    ttl: Duration,
     since: Moment,
     guards: AtomicUsize,
     ended: Notify,
@@ -413,8 +418,14 @@ pub(crate) struct Ended {
 /// What the keeper has to do about a hold now.
 pub(crate) enum Step {
     Over,
-    Look(Moment),
-    Renew { claim: Arc<Claim>, grant: Grant, valid_until: Moment },
+    Ask { how: Ask, claim: Arc<Claim>, grant: Grant, valid_until: Moment },
+}
+
+/// How the engine is asked about a hold.
+pub(crate) enum Ask {
+    Renew,
+    /// The lease is long enough, or must not be made longer.
+    LookUp,
 }
 
 impl Inner {
@@ -433,14 +444,16 @@ impl Inner {
         }
     }
 
+    /// Handed over on a short first lease, the first renewal comes sooner.
     fn first_look(&self, now: Moment) -> Moment {
-        match self.claim.fixed {
-            true => self.valid_until(),
-            false => {
-                // Handed over on a short first lease, the first renewal comes sooner.
-                let lease = self.valid_until().since(now).min(self.claim.ttl);
-                now + lease / 3
-            }
+        now + self.valid_until().since(now).min(self.claim.ttl) / 3
+    }
+
+    fn how_to_ask(&self) -> Ask {
+        let long_enough = self.ceiling <= self.grant.valid_until;
+        match self.phase {
+            Phase::Held | Phase::Doubt if !self.claim.fixed && !long_enough => Ask::Renew,
+            _ => Ask::LookUp,
         }
     }
 }
@@ -474,7 +487,7 @@ impl Hold {
 
     /// How much earlier than due this hold may be renewed to save a round trip.
     pub(crate) fn slack(&self) -> Duration {
-        self.inner().claim.ttl / 30
+        self.ttl / 30
     }
 
     pub(crate) fn step(&self) -> Step {
@@ -482,30 +495,33 @@ impl Hold {
             State::Lost(_) => Step::Over,
             State::Held | State::Uncertain => {
                 let inner = self.inner();
-                let valid_until = inner.valid_until();
-                if inner.claim.fixed
-                    || matches!(inner.phase, Phase::Ending(_))
-                    || inner.ceiling <= inner.grant.valid_until
-                {
-                    return Step::Look(valid_until);
+                Step::Ask {
+                    how: inner.how_to_ask(),
+                    claim: inner.claim.clone(),
+                    grant: inner.grant.clone(),
+                    valid_until: inner.valid_until(),
                 }
-                Step::Renew { claim: inner.claim.clone(), grant: inner.grant.clone(), valid_until }
             }
         }
     }
 
-    pub(crate) fn renewed(&self, grant: Grant) {
+    /// The engine said that the lock is held; with a grant, that it was renewed.
+    pub(crate) fn confirmed(&self, renewed: Option<Grant>) {
         let mut inner = self.inner();
         if inner.phase == Phase::Doubt {
             inner.phase = Phase::Held;
         }
         // A slow answer to an older request must not shorten what a newer one gave.
-        if grant.valid_until > inner.grant.valid_until {
-            inner.grant = grant;
+        match renewed {
+            Some(grant) if grant.valid_until > inner.grant.valid_until => inner.grant = grant,
+            _ => {}
         }
+        tracing::trace!(name = %self.name, token = %self.token, "confirmed");
     }
 
-    pub(crate) fn doubted(&self) {
+    /// The engine did not answer, or only that something went wrong.
+    pub(crate) fn doubted(&self, why: Option<Error>) {
+        tracing::warn!(name = %self.name, error = ?why, "a renewal was not confirmed");
         let mut inner = self.inner();
         if inner.phase == Phase::Held {
             inner.phase = Phase::Doubt;
@@ -527,8 +543,7 @@ impl Hold {
     /// Ends the hold against the holder's will. What may be left at the engine is withdrawn.
     fn lose(&self, reason: LossReason, now: Moment) {
         let Some(ended) = self.finish(reason, now) else { return };
-        let token = self.client.shown(ended.grant.token);
-        tracing::warn!(name = %self.name, %token, %reason, "the lock was lost");
+        tracing::warn!(name = %self.name, token = %self.token, %reason, "the lock was lost");
         self.client.withdraw_in_background(ended.claim);
     }
 
@@ -559,7 +574,7 @@ impl Hold {
                 pass: inner.pass.take(),
             }
         };
-        self.client.keeper.remove(self.id);
+        self.client.keeper.remove(self);
         let held = now.since(self.since);
         let lost = (reason != LossReason::Released).then_some(reason);
         self.client.eyes.ended(&self.name, held, lost);
@@ -587,18 +602,19 @@ impl Hold {
 
     async fn confirm(&self) -> Result<()> {
         let (claim, grant) = self.current()?;
-        let answer = match claim.fixed || matches!(self.inner().phase, Phase::Ending(_)) {
-            true => self.client.lease_of(&claim, &grant).await.map(|_| None),
-            false => self.client.engine.renew(&[(&claim, &grant)]).await.pop().transpose(),
+        let how = self.inner().how_to_ask();
+        let answer = match how {
+            Ask::LookUp => self.client.lease_of(&claim, &grant).await.map(|_| None),
+            Ask::Renew => match self.client.engine.renew(&[(&claim, &grant)]).await.pop() {
+                Some(renewed) => renewed.map(Some),
+                None => Err(Error::NotHeld { name: self.name.clone() }),
+            },
         };
         match answer {
-            Ok(None) => {}
-            Ok(Some(grant)) => self.renewed(grant),
-            Err(Error::Lost { reason, .. }) => {
-                self.refused(reason);
-            }
+            Ok(renewed) => self.confirmed(renewed),
+            Err(Error::Lost { reason, .. }) => self.refused(reason),
             Err(error) => {
-                self.doubted();
+                self.doubted(None);
                 return Err(error);
             }
         }

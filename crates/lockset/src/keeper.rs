@@ -7,6 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +23,8 @@ use crate::clock::{Clock, Moment};
 use crate::engine::{Claim, ClaimId, Engine, Grant, Signal};
 use crate::error::{Error, Result};
 use crate::eyes::Renewal;
-use crate::guard::{Hold, Step};
+use crate::fork;
+use crate::guard::{Ask, Hold, Step};
 use crate::hash::FastMap;
 
 /// A client that is dropped without `close` gives its background work this long to finish.
@@ -32,6 +35,8 @@ const LAST_ORDERS: Duration = Duration::from_secs(2);
 pub(crate) struct Keeper {
     desk: Arc<Desk>,
     runtime: Handle,
+    started: AtomicBool,
+    forks: u32,
 }
 
 /// What the client and the keeper's loop share.
@@ -50,6 +55,9 @@ struct Desk {
 struct Book {
     holds: FastMap<ClaimId, (Moment, Arc<Hold>)>,
     due: BTreeSet<(Moment, ClaimId)>,
+    /// Holds that came since the loop last looked. Most are gone again by then, and are never
+    /// sorted in.
+    fresh: Vec<(Moment, ClaimId)>,
     jobs: Vec<BoxFuture<'static, ()>>,
     /// Jobs that were taken and are not finished.
     running: usize,
@@ -79,11 +87,13 @@ impl Keeper {
             true => Handle::current(),
             false => own_thread(desk.clone())?,
         };
-        Ok(Self { desk, runtime })
+        fork::notice();
+        Ok(Self { desk, runtime, started: AtomicBool::new(false), forks: fork::generation() })
     }
 
     /// Begins to keep the locks of `engine`.
     pub(crate) fn start(&self, engine: Arc<dyn Engine>) {
+        self.started.store(true, Ordering::Release);
         self.runtime.spawn(keep(self.desk.clone(), engine));
     }
 
@@ -98,13 +108,22 @@ impl Keeper {
     /// Takes a hold into care. It is looked after from `first_look` on.
     pub(crate) fn add(&self, hold: Arc<Hold>, first_look: Moment) {
         let mut book = self.desk.book();
-        book.schedule(first_look, hold);
+        book.admit(first_look, hold);
         self.desk.wake_for(&mut book, first_look);
     }
 
     /// A hold ended; it needs no more care.
-    pub(crate) fn remove(&self, id: ClaimId) {
-        self.desk.book().unschedule(id);
+    pub(crate) fn remove(&self, hold: &Hold) {
+        let mut book = self.desk.book();
+        // A claim may be held by another hold meanwhile: a ticket can come back.
+        if book.holds.get(&hold.id).is_some_and(|(_, kept)| std::ptr::eq(&**kept, hold)) {
+            book.unschedule(hold.id);
+        }
+    }
+
+    /// Whether a hold of this claim is in care.
+    pub(crate) fn keeps(&self, id: ClaimId) -> bool {
+        self.desk.book().holds.contains_key(&id)
     }
 
     /// Does something in the background. Never blocks, needs no runtime.
@@ -133,8 +152,16 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
+        if self.forks != fork::generation() {
+            // Neither the thread nor anything it left locked is here.
+            return;
+        }
         self.desk.book().closing = true;
         self.desk.wake.notify_one();
+        if !self.started.load(Ordering::Acquire) {
+            // No loop is there to end the thread.
+            self.desk.stop.notify_one();
+        }
     }
 }
 
@@ -160,6 +187,24 @@ impl Book {
             Some((before, _)) if before != at => self.due.remove(&(before, id)),
             _ => false,
         };
+    }
+
+    /// As `schedule`, for a hold that is new.
+    fn admit(&mut self, at: Moment, hold: Arc<Hold>) {
+        if self.fresh.len() > 64 + 2 * self.holds.len() {
+            let holds = &self.holds;
+            self.fresh.retain(|(at, id)| holds.get(id).is_some_and(|(now, _)| now == at));
+        }
+        self.fresh.push((at, hold.id));
+        self.holds.insert(hold.id, (at, hold));
+    }
+
+    fn sort_in_the_fresh(&mut self) {
+        for (at, id) in self.fresh.drain(..) {
+            if self.holds.get(&id).is_some_and(|(now, _)| *now == at) {
+                self.due.insert((at, id));
+            }
+        }
     }
 
     fn unschedule(&mut self, id: ClaimId) -> Option<Arc<Hold>> {
@@ -224,10 +269,11 @@ async fn keep(desk: Arc<Desk>, engine: Arc<dyn Engine>) {
         let now = desk.clock.now();
         let (due, looks_at) = {
             let mut book = desk.book();
+            book.sort_in_the_fresh();
             let due = book.due(now);
             let jobs = std::mem::take(&mut book.jobs);
             book.running += jobs.len();
-            running.extend(jobs);
+            running.extend(jobs.into_iter().map(survive));
             if book.closing && last_orders == Moment::NEVER {
                 last_orders = now + LAST_ORDERS;
             }
@@ -255,10 +301,17 @@ async fn keep(desk: Arc<Desk>, engine: Arc<dyn Engine>) {
     desk.stop.notify_one();
 }
 
-/// Each hold either ends, or waits for its next look, or is renewed now, together with the others
-/// of the same ttl.
+/// A panic in one job (in a user's recorder or subscriber, say) must not end all renewals.
+async fn survive(job: BoxFuture<'static, ()>) {
+    if AssertUnwindSafe(job).catch_unwind().await.is_err() {
+        tracing::error!("something that ran in the background panicked");
+    }
+}
+
+/// Each hold either ends, or is renewed now, together with the others of the same ttl, or is looked
+/// up.
 fn look_after(desk: &Arc<Desk>, engine: &Arc<dyn Engine>, due: Vec<Arc<Hold>>) {
-    let mut renewals: BTreeMap<Duration, Vec<Renewing>> = BTreeMap::new();
+    let mut renewals: BTreeMap<Duration, Vec<Asked>> = BTreeMap::new();
     // Judged before the book is opened: a hold that is found to be over takes itself out of it.
     // And `due` outlives the open book: the last hold of a client takes the keeper down with it.
     let steps: Vec<Step> = due.iter().map(|hold| hold.step()).collect();
@@ -266,12 +319,14 @@ fn look_after(desk: &Arc<Desk>, engine: &Arc<dyn Engine>, due: Vec<Arc<Hold>>) {
     for (step, hold) in steps.into_iter().zip(&due) {
         match step {
             Step::Over => drop(book.unschedule(hold.id)),
-            Step::Look(at) => book.reschedule(at, hold),
-            Step::Renew { claim, grant, valid_until } => {
-                // While the renewal is under way the deadline is still watched.
+            Step::Ask { how, claim, grant, valid_until } => {
+                // While the question is under way the deadline is still watched.
                 book.reschedule(valid_until, hold);
-                let hold = hold.clone();
-                renewals.entry(claim.ttl).or_default().push(Renewing { hold, claim, grant });
+                let asked = Asked { hold: hold.clone(), claim, grant };
+                match how {
+                    Ask::Renew => renewals.entry(asked.claim.ttl).or_default().push(asked),
+                    Ask::LookUp => book.jobs.push(look_up(desk.clone(), asked).boxed()),
+                }
             }
         }
     }
@@ -281,45 +336,66 @@ fn look_after(desk: &Arc<Desk>, engine: &Arc<dyn Engine>, due: Vec<Arc<Hold>>) {
     }
 }
 
-struct Renewing {
+struct Asked {
     hold: Arc<Hold>,
     claim: Arc<Claim>,
     grant: Grant,
 }
 
-async fn renew(desk: &Desk, engine: &dyn Engine, ttl: Duration, batch: Vec<Renewing>) {
+async fn renew(desk: &Desk, engine: &dyn Engine, ttl: Duration, batch: Vec<Asked>) {
     let sent = desk.clock.now();
     let entries: Vec<(&Claim, &Grant)> =
         batch.iter().map(|entry| (&*entry.claim, &entry.grant)).collect();
     let answers = tokio::time::timeout(ttl / 6, engine.renew(&entries)).await;
     let mut answers = answers.unwrap_or_default().into_iter();
-    for Renewing { hold, claim, .. } in batch {
-        let next_look = match answers.next() {
-            Some(Ok(grant)) => {
-                tracing::trace!(name = %claim.name, token = %grant.token, "renewed");
-                hold.client.eyes.renewal(Renewal::Renewed);
-                hold.renewed(grant);
-                sent + ttl / 3
-            }
-            Some(Err(Error::Lost { reason, .. })) => {
-                hold.client.eyes.renewal(Renewal::Lost);
-                hold.refused(reason);
-                desk.clock.now()
-            }
-            failed => {
-                hold.client.eyes.renewal(Renewal::Failed);
-                let why = failed.and_then(Result::err);
-                tracing::warn!(name = %claim.name, error = ?why, "a renewal was not confirmed");
-                hold.doubted();
-                desk.clock.now() + ttl / 12
-            }
-        };
-        let mut book = desk.book();
-        // If it is no longer in the book, it ended meanwhile.
-        if let Some((at, _)) = book.holds.get(&hold.id) {
-            let next_look = next_look.min(*at);
-            book.schedule(next_look, hold);
+    for Asked { hold, .. } in batch {
+        let answer = answers.next().map(|answer| answer.map(Some));
+        hold.client.eyes.renewal(match &answer {
+            Some(Ok(_)) => Renewal::Renewed,
+            Some(Err(Error::Lost { .. })) => Renewal::Lost,
+            _ => Renewal::Failed,
+        });
+        heed_answer(desk, hold, sent, ttl, answer);
+    }
+}
+
+/// A lease that is not renewed is looked up instead, so that its holder learns of a loss as soon.
+async fn look_up(desk: Arc<Desk>, asked: Asked) {
+    let Asked { hold, claim, grant } = asked;
+    let sent = desk.clock.now();
+    let lease = hold.client.lease_of(&claim, &grant);
+    let answer = tokio::time::timeout(claim.ttl / 6, lease).await.ok();
+    let answer = answer.map(|lease| lease.map(|_| None));
+    heed_answer(&desk, hold, sent, claim.ttl, answer);
+}
+
+/// What a question sent at `sent` says about the hold; `None` if it was not answered in time.
+fn heed_answer(
+    desk: &Desk,
+    hold: Arc<Hold>,
+    sent: Moment,
+    ttl: Duration,
+    answer: Option<Result<Option<Grant>>>,
+) {
+    let next_look = match answer {
+        Some(Ok(renewed)) => {
+            hold.confirmed(renewed);
+            sent + ttl / 3
         }
+        Some(Err(Error::Lost { reason, .. })) => {
+            hold.refused(reason);
+            desk.clock.now()
+        }
+        unclear => {
+            hold.doubted(unclear.and_then(Result::err));
+            desk.clock.now() + ttl / 12
+        }
+    };
+    let mut book = desk.book();
+    // If it is no longer in the book, it ended meanwhile.
+    if let Some((at, _)) = book.holds.get(&hold.id) {
+        let next_look = next_look.min(*at);
+        book.schedule(next_look, hold);
     }
 }
 
@@ -331,7 +407,7 @@ fn heed(desk: &Desk, signal: Signal) {
     let hold = desk.book().holds.get(&id).map(|(_, hold)| hold.clone());
     match (hold, reason) {
         (Some(hold), Some(reason)) => hold.refused(reason),
-        (Some(hold), None) => hold.doubted(),
+        (Some(hold), None) => hold.doubted(None),
         (None, _) => {}
     }
 }

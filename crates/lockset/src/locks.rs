@@ -204,7 +204,7 @@ impl Lockset {
     pub async fn inspect(&self, name: &str) -> Result<LockState> {
         let name = self.name(name)?;
         self.client.check_usable()?;
-        Ok(self.client.shown_state(self.client.inspect(&name).await?))
+        Ok(self.client.shown_state(self.client.engine.inspect(&name).await?))
     }
 
     /// All names with this prefix that are held or waited for.
@@ -249,6 +249,7 @@ impl Lockset {
     /// # Errors
     /// [`Error::Invalid`] if `prefix` is not a prefix of names. Later errors come in the stream.
     pub fn watch(&self, prefix: &str) -> Result<BoxStream<'static, Result<LockState>>> {
+        self.client.check_usable()?;
         Ok(self.client.watch(Scope::Prefix(self.prefix(prefix)?)))
     }
 
@@ -257,6 +258,7 @@ impl Lockset {
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`]. Later errors come in the stream.
     pub fn watch_name(&self, name: &str) -> Result<BoxStream<'static, Result<LockState>>> {
+        self.client.check_usable()?;
         Ok(self.client.watch(Scope::Name(self.name(name)?)))
     }
 
@@ -302,6 +304,11 @@ impl Lockset {
     /// [`State::Lost`]: crate::State::Lost
     pub async fn close(&self) -> Result<()> {
         self.client.close().await
+    }
+
+    #[cfg(feature = "blocking")]
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.client
     }
 
     fn want(&self, name: &str, mode: Mode, gated: bool) -> Result<Want> {

@@ -124,23 +124,34 @@ impl All {
         })
     }
 
+    /// All of them, or `None` if one was not granted in time.
     async fn take(&self, mut wait: impl FnMut(usize) -> Wait) -> Result<Option<Guards>> {
-        let mut guards = Vec::with_capacity(self.0.len());
-        for (index, want) in self.0.iter().enumerate() {
-            match acquire(want, wait(index)).await {
-                Ok(Some(guard)) => guards.push(guard),
-                Ok(None) => {
-                    // What cannot be released now goes on being released in the background.
-                    let _ = Guards(guards).release().await;
-                    return Ok(None);
-                }
-                Err(error) => {
-                    let _ = Guards(guards).release().await;
-                    return Err(error);
+        loop {
+            let mut guards = Guards(Vec::with_capacity(self.0.len()));
+            let mut missing = None;
+            for (index, want) in self.0.iter().enumerate() {
+                match acquire(want, wait(index)).await {
+                    Ok(Some(guard)) => guards.0.push(guard),
+                    other => {
+                        missing = Some(other.map(|_| ()));
+                        break;
+                    }
                 }
             }
+            let complete = missing.is_none();
+            if complete && guards.check().is_ok() {
+                return Ok(Some(guards));
+            }
+            // What cannot be released now goes on being released in the background.
+            let _ = guards.release().await;
+            if let Some(missing) = missing {
+                return missing.map(|()| None);
+            }
+            // The first was lost while the last was waited for (a fixed lease, a break): again.
+            if wait(0) == Wait::No {
+                return Ok(None);
+            }
         }
-        Ok(Some(Guards(guards)))
     }
 }
 
@@ -197,8 +208,16 @@ impl Guards {
         tokio::select! {
             biased;
             (name, reason) = self.lost() => Err(Error::lost(name, reason)),
-            output = work => Ok(output),
+            output = work => self.check().map(|()| output),
         }
+    }
+
+    /// Whether all are still held.
+    fn check(&self) -> Result<()> {
+        self.0.iter().try_for_each(|guard| match guard.state() {
+            State::Lost(reason) => Err(Error::lost(guard.name(), reason)),
+            State::Held | State::Uncertain => Ok(()),
+        })
     }
 
     /// Gives all back.

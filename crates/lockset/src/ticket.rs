@@ -56,6 +56,13 @@ impl Ticket {
     /// Takes the lock over for `client`.
     pub(crate) async fn attach(&self, client: &Arc<Client>) -> Result<Guard> {
         self.check_home(client)?;
+        let claim = Arc::new(self.claim.clone());
+        if client.keeper.keeps(claim.id) {
+            let why = "this client holds its lock already; reenter that guard";
+            return Err(Error::invalid("ticket", self.name().as_str(), why));
+        }
+        let _visit = client.visit()?;
+        let _under_way = client.awaits(&claim);
         let sent = client.clock.now();
         let grant = Grant { token: self.token, valid_until: sent, key: self.key.clone() };
         let grant = match self.claim.fixed {
@@ -70,8 +77,8 @@ impl Ticket {
             note: self.claim.note.clone(),
             detachable: true,
         };
-        let claim = Arc::new(self.claim.clone());
-        Ok(Guard::new(client.clone(), claim, grant, &terms, None, sent))
+        let guard = Guard::new(client.clone(), claim, grant, &terms, None, sent);
+        client.check_usable().map(|()| guard)
     }
 
     fn check_home(&self, client: &Client) -> Result<()> {
@@ -81,6 +88,10 @@ impl Ticket {
                 "it is for the {} engine, this is the {} engine",
                 self.engine, client.capabilities.engine
             ));
+        }
+        let can = client.capabilities;
+        if self.claim.ttl < can.min_ttl || self.claim.ttl > can.max_ttl {
+            return refuse(format!("its ttl of {:?} is none of this engine's", self.claim.ttl));
         }
         if self.home != client.identity {
             return refuse(format!("its lock lives at {}, not at {}", self.home, client.identity));

@@ -1,4 +1,5 @@
 //! Spans, events, counters and histograms say what happened.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt};
 use lockset::engine::local::{Local, LocalOptions};
-use lockset::engine::{Claim, ClaimId, Engine, Grant, Mode, Version, Wait};
-use lockset::{Error, LossReason, Note};
+use lockset::engine::{Amend, Claim, ClaimId, Engine, Grant, Mode, Signal, Version, Wait};
+use lockset::{Error, LossReason, Note, Token};
 
 /// Well below the safety net of a second: whoever is this fast was told.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -120,34 +120,192 @@ async fn a_deleted_or_replaced_file_is_an_error_at_the_next_operation() {
     let (claim, grant) = hold(&engine, LONG).await;
     let away = folder.path().join("away");
     std::fs::rename(&path, &away).unwrap();
-    let error = engine.release(&claim, &grant, None).await.unwrap_err();
-    assert!(error.to_string().contains("was deleted or moved"), "{error}");
-    std::fs::write(&path, "another").unwrap();
-    let error = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap_err();
-    assert!(error.to_string().contains("was replaced"), "{error}");
-    assert!(!error.is_retryable());
-    // Nothing was lost: it is all there where the file is now.
+    let new = self::claim(LONG);
+    for (words, replace) in [("was deleted or moved", false), ("was replaced", true)] {
+        if replace {
+            std::fs::write(&path, "another").unwrap();
+        }
+        let error = engine.acquire(&new, Wait::No).await.unwrap_err();
+        assert!(error.to_string().contains(words) && !error.is_retryable(), "{error}");
+        // Who opens the file now may be granted the same lock, so ours can no longer be trusted.
+        let note = Amend::Note(Note::default());
+        let to = Token::new(grant.token.get() + 1);
+        for lost in [
+            engine.renew(&[(&claim, &grant)]).await.remove(0),
+            engine.amend(&claim, &grant, note).await,
+            engine.raise(&claim, &grant, to).await,
+        ] {
+            assert!(matches!(lost, Err(Error::Lost { reason: LossReason::Forgotten, .. })));
+        }
+        let released = engine.release(&claim, &grant, None).await;
+        assert!(matches!(released, Err(Error::NotHeld { .. })), "{released:?}");
+    }
+    // It is all there where the file is now.
     std::fs::rename(&away, &path).unwrap();
     engine.release(&claim, &grant, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_with_two_names_is_refused() {
+    let (folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let (claim, grant) = hold(&engine, LONG).await;
+    let other = folder.path().join("other.db");
+    std::fs::hard_link(&path, &other).unwrap();
+    for path in [&path, &other] {
+        assert!(final_words(open(path)).contains("2 names"));
+    }
+    // Whoever has it open already stops too, but what it holds is not lost.
+    let error = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap_err();
+    assert!(error.to_string().contains("2 names"), "{error}");
+    std::fs::remove_file(&other).unwrap();
+    engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+}
+
+#[tokio::test]
+async fn a_file_mounted_by_itself_is_refused_and_its_folder_is_not() {
+    let (folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    hold(&engine, LONG).await;
+    let (alone, inside) = (folder.path().join("alone.db"), folder.path().join("inside"));
+    std::fs::write(&alone, "").unwrap();
+    std::fs::create_dir(&inside).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let _alone = Bind::mount(&path, &alone);
+    let _inside = Bind::mount(home.path(), &inside);
+    assert!(final_words(open(&alone)).contains("mount the folder"));
+    hold(&open(&inside.join("locks.db")).unwrap(), LONG).await;
+}
+
+/// What is at one path, seen at another one until this is dropped.
+struct Bind(PathBuf);
+
+impl Bind {
+    fn mount(from: &Path, to: &Path) -> Self {
+        run("mount", &["--bind", text(from), text(to)]);
+        Self(to.to_owned())
+    }
+}
+
+impl Drop for Bind {
+    fn drop(&mut self) {
+        run("umount", &["-l", text(&self.0)]);
+    }
+}
+
+/// What no process of this boot can be.
+const ELSEWHERE: &str = "1:1:1";
+
+/// The machine's clock, as it stands in the file.
+fn machine_time() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
 #[tokio::test]
 async fn nothing_but_fences_and_cells_survives_a_reboot() {
     let (_folder, path) = scratch();
     let engine = open(&path).unwrap();
-    let (_, before) = hold(&engine, LONG).await;
+    let (held, before) = hold(&engine, LONG).await;
+    let waits = claim(LONG);
+    {
+        let waiting = engine.acquire(&waits, Wait::Forever);
+        tokio::pin!(waiting);
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+    }
     engine.cell(&"jobs/1".parse().unwrap(), Version::ABSENT, Some(vec![7])).await.unwrap();
     drop(engine);
     let db = rusqlite::Connection::open(&path).unwrap();
-    db.execute_batch("UPDATE home SET boot = 'an earlier one'").unwrap();
+    // The clock had come an hour further. Nobody sees the processes of then.
+    let earlier = "UPDATE lock SET expires = expires + 3600000000000, process = ?1,
+                   seen = seen + 3600000000000 WHERE seq > 0";
+    assert_eq!(db.execute(earlier, [ELSEWHERE]), Ok(2));
     // An hour ahead of the clock, so that only the fence can keep tokens growing.
-    db.execute("UPDATE lock SET token = token + 3600000000", []).unwrap();
+    db.execute("UPDATE lock SET token = token + 3600000000 WHERE token > 0", []).unwrap();
     drop(db);
+    let before = Grant { token: Token::new(before.token.get() + 3_600_000_000), ..before };
     let engine = open(&path).unwrap();
+    let state = engine.inspect(&held.name).await.unwrap();
+    assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
+    let renewed = engine.renew(&[(&held, &before)]).await.remove(0);
+    assert!(matches!(renewed, Err(Error::Lost { reason: LossReason::Forgotten, .. })));
     let (_, after) = hold(&engine, LONG).await;
-    assert_eq!(after.token.get(), before.token.get() + 3_600_000_001);
+    assert_eq!(after.token.get(), before.token.get() + 1);
     let state = engine.list(&"".parse().unwrap()).await.unwrap().remove(0);
     assert_eq!(state.cell.unwrap().value, [7]);
+}
+
+#[tokio::test]
+async fn another_name_of_the_boot_takes_no_lock_away() {
+    let (folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let (claim, grant) = hold(&engine, LONG).await;
+    let id = folder.path().join("boot_id");
+    for text in ["11111111-2222-3333-4444-555555555555\n", ""] {
+        std::fs::write(&id, text).unwrap();
+        let mount = format!("mount --bind {} /proc/sys/kernel/random/boot_id", id.display());
+        let script = format!("{mount} && exec \"$0\" \"$@\"");
+        let elsewhere = ["unshare", "--mount", "sh", "-c", &script];
+        let mut other = Other::start(&path, LONG, &elsewhere, &[("LOCKSET_TEST_WAITS", "1")]);
+        other.says("waits");
+        engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_whose_death_cannot_be_seen_is_passed_over_after_a_minute() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let (held, grant) = hold(&engine, LONG).await;
+    let gone = claim(LONG);
+    {
+        let waiting = engine.acquire(&gone, Wait::Forever);
+        tokio::pin!(waiting);
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+    }
+    let claim = claim(LONG);
+    let waiting = engine.acquire(&claim, Wait::Forever);
+    tokio::pin!(waiting);
+    let db = rusqlite::Connection::open(&path).unwrap();
+    let seen = |ago: i64, process: &str| {
+        let sql = "UPDATE lock SET seen = ?1, process = ?2 WHERE id = ?3";
+        let id = gone.id.to_bits().to_be_bytes();
+        let seen = machine_time() - ago * 1_000_000_000;
+        assert_eq!(db.execute(sql, rusqlite::params![seen, process, id]), Ok(1));
+    };
+    let waiters = async || engine.inspect(&held.name).await.unwrap().waiters.len();
+    // Who is seen to live need not show up.
+    db.execute("UPDATE lock SET seen = 0 WHERE seen > 0", []).unwrap();
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    assert_eq!(waiters().await, 2);
+    seen(50, ELSEWHERE);
+    tokio::time::timeout(Duration::from_secs(2), &mut waiting).await.unwrap_err();
+    assert_eq!(waiters().await, 2);
+    seen(61, ELSEWHERE);
+    assert_eq!(waiters().await, 1);
+    tokio::time::timeout(Duration::from_secs(2), &mut waiting).await.unwrap_err();
+    engine.release(&held, &grant, None).await.unwrap();
+    let released = Instant::now();
+    assert!(waiting.await.unwrap().is_some());
+    assert!(released.elapsed() < AT_ONCE, "{:?}", released.elapsed());
+}
+
+#[tokio::test]
+async fn who_waits_for_long_shows_up() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    hold(&engine, LONG).await;
+    let claim = claim(LONG);
+    let waiting = engine.acquire(&claim, Wait::Forever);
+    tokio::pin!(waiting);
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    let db = rusqlite::Connection::open(&path).unwrap();
+    let a_while_ago = machine_time() - 30_000_000_000;
+    db.execute("UPDATE lock SET seen = ?1 WHERE seen > 0", [a_while_ago]).unwrap();
+    tokio::time::timeout(Duration::from_secs(2), &mut waiting).await.unwrap_err();
+    let seen: i64 =
+        db.query_row("SELECT seen FROM lock WHERE seen > 0", [], |row| row.get(0)).unwrap();
+    assert!(machine_time() - seen < 5_000_000_000);
 }
 
 /// A file system of a few pages, unmounted when dropped.
@@ -217,11 +375,14 @@ async fn a_full_disk_is_said_and_loses_nothing() {
     hold(&engine, LONG).await;
 }
 
-/// No test by itself: it is what [`Other`] runs, and it does nothing unless told to by the
-/// environment.
+/// What [`Other`] runs. As a test by itself it starts such a process, which must hold its lock.
 #[test]
 fn in_another_process() {
-    let Some(path) = std::env::var_os("LOCKSET_TEST_FILE") else { return };
+    let Some(path) = std::env::var_os("LOCKSET_TEST_FILE") else {
+        let (_folder, path) = scratch();
+        drop(Other::holding(&path, LONG, &[]));
+        return;
+    };
     let ttl = std::env::var("LOCKSET_TEST_TTL_MS").unwrap().parse().unwrap();
     let waits = std::env::var_os("LOCKSET_TEST_WAITS").is_some();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -323,6 +484,34 @@ async fn a_killed_holder_is_succeeded_at_once_by_who_tries() {
     other.kill();
     assert!(engine.list(&"".parse().unwrap()).await.unwrap().is_empty(), "nobody holds it");
     hold(&engine, LONG).await;
+}
+
+#[tokio::test]
+async fn a_client_is_told_at_once_that_its_stand_in_died() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let stand_in = |pid| {
+        let (path, holder_process) = (Some(path.clone()), Some(pid));
+        Local::open(LocalOptions { path, holder_process, ..LocalOptions::default() })
+    };
+    let mut process = Command::new("sleep").arg("60").spawn().unwrap();
+    let client = stand_in(process.id()).unwrap();
+    let mut signals = client.signals();
+    let (held, _) = hold(&client, LONG).await;
+    let waits = claim(LONG);
+    let waiting = client.acquire(&waits, Wait::Forever);
+    tokio::pin!(waiting);
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let mut told = Box::pin(tokio::time::timeout(AT_ONCE, signals.next()));
+    hold(&engine, LONG).await;
+    let lost = (&mut told).await.unwrap().unwrap();
+    assert!(matches!(lost, Signal::Lost(id, LossReason::Forgotten) if id == held.id), "{lost:?}");
+    assert!(matches!(waiting.await, Err(Error::NotHeld { .. })));
+    let error = client.acquire(&claim(LONG), Wait::No).await.unwrap_err();
+    assert!(error.to_string().contains("has ended"), "{error}");
+    assert!(final_words(stand_in(process.id())).contains("is not running"));
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures_util::future::join_all;
 use tokio::task::JoinSet;
 
 use crate::form::Form;
@@ -31,6 +32,22 @@ pub async fn two_claims_never_hold_at_once(stage: &dyn Stage, form: Form) {
         }
     }
     within(stage.ttl() * 20, "45 turns of 9 tasks", tasks.join_all()).await;
+}
+
+/// Many may come to a home that nobody has used before, all at the same time: none is turned away,
+/// and they meet.
+pub async fn many_may_come_to_a_fresh_home_at_once(stage: &dyn Stage) {
+    let clients = join_all((0..8).map(|_| stage.client())).await;
+    let inside = AtomicUsize::new(0);
+    let visits = clients.iter().map(|locks| async {
+        let lock = Form::Mutex.of(locks, "hall", terms(stage));
+        let guard = lock.lock().await.unwrap();
+        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "they did not meet");
+        tokio::task::yield_now().await;
+        inside.fetch_sub(1, Ordering::SeqCst);
+        guard.release().await.unwrap();
+    });
+    within(stage.ttl(), "all were inside", join_all(visits)).await;
 }
 
 /// Names that look alike, contain each other, or need escaping are still different locks.

@@ -63,16 +63,23 @@ pub async fn a_longest_hold_ends_the_lock(stage: &dyn Stage, form: Form) {
     drop(soon(stage, "the next has it when it ended", line.next()).await);
 }
 
-/// Dropping a guard is enough.
+/// Dropping a guard is enough, also if its client is dropped in the same moment.
 pub async fn a_dropped_guard_releases(stage: &dyn Stage, form: Form) {
-    let (ours, theirs) = (stage.client().await, stage.client().await);
-    let guard = form.of(&ours, "dropped", terms(stage)).lock().await.unwrap();
-    let mut line = Line::new();
-    line.join(1, &form.of(&theirs, "dropped", terms(stage)));
-    let queued = state_with(&ours, "dropped", |state| state.waiters.len() == 1);
-    soon(stage, "the waiter is seen", queued).await;
-    drop(guard);
-    drop(soon(stage, "the waiter has it after the drop", line.next()).await);
+    let theirs = stage.client().await;
+    for the_client_too in [false, true] {
+        let ours = stage.client().await;
+        let guard = form.of(&ours, "dropped", terms(stage)).lock().await.unwrap();
+        let mut line = Line::new();
+        line.join(1, &form.of(&theirs, "dropped", terms(stage)));
+        let queued = state_with(&theirs, "dropped", |state| state.waiters.len() == 1);
+        soon(stage, "the waiter is seen", queued).await;
+        drop(guard);
+        if the_client_too {
+            drop(ours);
+        }
+        let (_, next) = soon(stage, "the waiter has it after the drop", line.next()).await;
+        next.release().await.unwrap();
+    }
 }
 
 /// User code that blocks its whole runtime does not cost the lock.

@@ -19,6 +19,8 @@ pub async fn a_cancelled_lock_leaves_nothing(stage: &dyn Stage, form: Form) {
     let holding = form.of(&ours, "left", terms(stage));
     let lock = form.of(&theirs, "left", terms(stage));
     for round in 0..40 {
+        // A holder of the same client takes the next in line along when it releases.
+        let holding = if round % 8 < 4 { &holding } else { &lock };
         let holder = match round % 4 {
             0 => None,
             _ => Some(soon(stage, "it is free", holding.lock()).await.unwrap()),
@@ -84,9 +86,11 @@ pub async fn close_releases_everything(stage: &dyn Stage) {
         guards.push(form.of(&ours, &name, terms(stage)).lock().await.unwrap());
     }
     drop(Form::Mutex.of(&ours, "closed/dropped", terms(stage)).lock().await.unwrap());
+    let latch = ours.latch("never", 1);
     let busy = Form::Mutex.of(&theirs, "busy", terms(stage)).lock().await.unwrap();
     let waiting = Form::Mutex.of(&ours, "busy", terms(stage));
     let waiter = tokio::spawn(async move { waiting.lock().await.map(|guard| guard.token()) });
+    let latch = latch.map(|latch| tokio::spawn(async move { latch.wait().await }));
     let mut line = Line::new();
     line.join(1, &Form::Mutex.of(&theirs, "closed/Mutex", terms(stage)));
     let queued = state_with(&theirs, "busy", |state| state.waiters.len() == 1);
@@ -102,6 +106,10 @@ pub async fn close_releases_everything(stage: &dyn Stage) {
     assert!(left.is_empty(), "nothing is left when it has closed: {left:?}");
     let ended = soon(stage, "those who waited are told", waiter).await.unwrap();
     assert!(matches!(ended, Err(Error::Closed)), "told {ended:?}");
+    if let Ok(latch) = latch {
+        let ended = soon(stage, "those at a latch are told", latch).await.unwrap();
+        assert!(matches!(ended, Err(Error::Closed)), "told {ended:?}");
+    }
     busy.release().await.unwrap();
     soon_free(stage, &theirs, "busy").await;
     let refused = ours.mutex("closed/after").unwrap().try_lock().await;

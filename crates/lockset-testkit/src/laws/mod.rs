@@ -69,7 +69,7 @@ macro_rules! laws {
 laws! {
     exclusion {
         in_every_form: [two_claims_never_hold_at_once];
-        once: [names_are_independent];
+        once: [names_are_independent, many_may_come_to_a_fresh_home_at_once];
     }
     order {
         in_every_form: [

@@ -11,10 +11,14 @@
 //! * `process` knows whether a holder's process still lives.
 //!
 //! # What it promises
-//! Leases run on the machine's boot clock, which all its processes share and nobody sets, and end
-//! with the boot. A holder whose process dies is succeeded at once (Linux), if its death can be
-//! seen from here; in another pid namespace, its lease decides. Tokens are never below the wall
-//! clock in microseconds, so they go on growing even if a power cut takes the last transactions.
+//! Leases run on the machine's boot clock, which all its processes share and nobody sets. A lease
+//! never ends later than one ttl from now, so one that seems to is of an earlier boot and over;
+//! what else an earlier boot left lapses within one ttl. No file or name of a boot is asked,
+//! because containers may see another one. A holder whose process dies is succeeded at once
+//! (Linux), if its death can be seen from here; in another pid namespace its lease decides, and a
+//! waiter there counts as gone when it has not shown up for a minute. Tokens are never below the
+//! wall clock in microseconds, so they go on growing even if a power cut takes the last
+//! transactions.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,11 +26,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, TryFutureExt};
+use futures_util::{FutureExt, StreamExt, TryFutureExt};
 
 use self::claims::Standing;
 use self::store::{Store, Transaction};
-use super::watch::{receiver_stream, watch_states};
+use super::watch::{Recheck, receiver_stream, watch_states_with};
 use super::{
     Amend, Break, Capabilities, Claim, Engine, Grant, Holder, LockState, Scope, Signal, Swap,
     Version, Wait,
@@ -57,7 +61,8 @@ pub struct LocalOptions {
     pub path: Option<PathBuf>,
     /// The permissions of a new file. The files beside it follow.
     pub mode: u32,
-    /// The process to record as the holder in place of this one.
+    /// The process to record as the holder in place of this one. It must be running, and what is
+    /// held ends with it.
     pub holder_process: Option<u32>,
 }
 
@@ -90,9 +95,17 @@ impl Local {
     }
 
     /// The error of a request about a held lock. In a forked child, it is that the lock is the
-    /// parent's.
-    fn held_error(&self, name: Name, error: Error) -> Error {
-        if self.store.is_forked() { Error::lost(&name, LossReason::Forked) } else { error }
+    /// parent's; if the file is gone, that the lock went with it, because who comes now finds
+    /// another file.
+    fn held_error(&self, name: &Name, error: Error) -> Error {
+        if self.store.is_forked() {
+            Error::lost(name, LossReason::Forked)
+        } else if self.store.place.is_gone() {
+            tracing::warn!(%name, %error, "a lock was lost");
+            Error::lost(name, LossReason::Forgotten)
+        } else {
+            error
+        }
     }
 
     /// How long a request that ends at `deadline` may try.
@@ -132,6 +145,7 @@ impl Engine for Local {
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         self.store.unless_forked()?;
+        self.store.processes.unless_stand_in_died()?;
         let bell = self.store.inbox.desk.bell(claim.id);
         let (wanted, may_queue) = (claim.clone(), wait != Wait::No);
         let enter = self.store.write(self.patience(wait), move |txn| txn.enter(&wanted, may_queue));
@@ -153,11 +167,11 @@ impl Engine for Local {
                 () = self.store.processes.any_death(&watch) => {}
                 () = self.clock.sleep_until(until) => {}
             }
-            // Mostly it was granted. Reading stands in no writer's way, not even in that of the
-            // releaser, who is likely to be queueing again just now.
-            let granted = self.store.read(PATIENCE, move |txn| txn.granted(&wanted, seq)).await?;
-            standing = match granted {
-                Some(grant) => Standing::Granted(grant),
+            // Reading stands in no writer's way, not even in that of the releaser, who is likely to
+            // be queueing again just now.
+            let peek = self.store.read(PATIENCE, move |txn| txn.peek(&wanted, seq)).await?;
+            standing = match peek {
+                Some(standing) => standing,
                 None => {
                     let wanted = claim.clone();
                     self.store.write(PATIENCE, move |txn| txn.look(&wanted, seq)).await??
@@ -169,12 +183,6 @@ impl Engine for Local {
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
         let mut answers = Vec::with_capacity(batch.len());
         for part in batch.chunks(RENEWALS) {
-            if self.store.is_forked() {
-                answers.extend(
-                    part.iter().map(|(claim, _)| Err(Error::lost(&claim.name, LossReason::Forked))),
-                );
-                continue;
-            }
             let owned: Vec<(Claim, Grant)> =
                 part.iter().map(|(claim, grant)| ((*claim).clone(), (*grant).clone())).collect();
             let renewed = self.store.write(PATIENCE, move |txn| {
@@ -182,7 +190,9 @@ impl Engine for Local {
             });
             match renewed.await {
                 Ok(part) => answers.extend::<Vec<_>>(part),
-                Err(error) => answers.extend(part.iter().map(|_| Err(again(&error)))),
+                Err(error) => answers.extend(
+                    part.iter().map(|(claim, _)| Err(self.held_error(&claim.name, again(&error)))),
+                ),
             }
         }
         answers
@@ -191,13 +201,13 @@ impl Engine for Local {
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
         let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
         let raised = self.store.write(PATIENCE, move |txn| txn.raise(&claim, &grant, to));
-        raised.await.map_err(|error| self.held_error(name, error))?
+        raised.await.map_err(|error| self.held_error(&name, error))?
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
         let amended = self.store.write(PATIENCE, move |txn| txn.amend(&claim, &grant, &to));
-        amended.await.map_err(|error| self.held_error(name, error))?
+        amended.await.map_err(|error| self.held_error(&name, error))?
     }
 
     async fn release(
@@ -210,7 +220,10 @@ impl Engine for Local {
         let next = next.cloned();
         let release = move |txn: &mut Transaction<'_>| txn.release(&claim, &grant, next.as_ref());
         let released = self.store.write(PATIENCE, release).await;
-        released.map_err(|error| self.held_error(name, error))?
+        released.map_err(|error| match self.held_error(&name, error) {
+            Error::Lost { name, reason: LossReason::Forgotten } => Error::NotHeld { name },
+            error => error,
+        })?
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
@@ -224,20 +237,27 @@ impl Engine for Local {
         let (store, scope) = (self.store.clone(), scope.clone());
         async move {
             let (watching, changes) = Watching::begin(store.clone(), &scope).await?;
-            let first = match scope {
+            let first = match scope.clone() {
                 Scope::Name(name) => vec![name],
                 Scope::Prefix(prefix) => {
                     let states = store.read(PATIENCE, move |t| t.states_below(prefix.as_str()));
                     states.await?.into_iter().map(|state| state.name).collect()
                 }
             };
-            Ok(watch_states(Clock::boot(), first, changes, move |name| {
+            let read = move |name: &Name| {
                 let (store, name) = (watching.store.clone(), name.clone());
                 async move { store.read(PATIENCE, move |txn| txn.state(&name)).await }
-            }))
+            };
+            let recheck = Some(recheck(store, scope));
+            Ok(watch_states_with(Clock::boot(), first, changes, read, recheck))
         }
         .try_flatten_stream()
         .boxed()
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
+        let name = name.clone();
+        self.store.read(PATIENCE, move |txn| txn.state(&name)).await
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
@@ -268,6 +288,7 @@ impl Engine for Local {
     }
 
     async fn close(&self) {
+        self.store.end_watches(PATIENCE).await;
         self.store.close();
     }
 }
@@ -285,12 +306,41 @@ impl Watching {
     async fn begin(store: Arc<Store>, scope: &Scope) -> Result<(Self, Changes)> {
         store.unless_forked()?;
         let (number, changes) = store.inbox.desk.changes(scope);
-        let mut watching = Self { store, id: 0, number };
+        let id = store.begin_watch();
+        // From here on, dropping it ends the watch, also while its row is still being written.
+        let watching = Self { store, id, number };
         let scope = scope.clone();
-        let add = watching.store.write(PATIENCE, move |txn| txn.add_watcher(&scope));
-        watching.id = add.await?;
+        watching.store.write(PATIENCE, move |txn| txn.add_watcher(id, &scope)).await?;
         Ok((watching, changes))
     }
+}
+
+/// Looks at the whole scope if anything at all was written since it looked last: a letter may be
+/// lost, above all while its reader is stopped and its inbox full.
+fn recheck(store: Arc<Store>, scope: Scope) -> Recheck {
+    let last = Arc::new(Mutex::new(None));
+    Box::new(move || {
+        let (store, scope, last) = (store.clone(), scope.clone(), last.clone());
+        async move {
+            let known = *unpoisoned(&last);
+            let found = store.read(PATIENCE, move |txn| {
+                let stamp = Some(txn.stamp()?);
+                if stamp == known {
+                    return Ok(None);
+                }
+                let states = match &scope {
+                    Scope::Name(name) => vec![txn.state(name)?],
+                    Scope::Prefix(prefix) => txn.states_below(prefix.as_str())?,
+                };
+                Ok(Some((stamp, states)))
+            });
+            Ok(found.await?.map(|(stamp, states)| {
+                *unpoisoned(&last) = stamp;
+                states
+            }))
+        }
+        .boxed()
+    })
 }
 
 type Changes = tokio::sync::mpsc::UnboundedReceiver<Name>;
@@ -299,8 +349,7 @@ impl Drop for Watching {
     fn drop(&mut self) {
         if !self.store.is_forked() {
             self.store.inbox.desk.end_changes(self.number);
-            // If the file is busy it stays; a letter that nobody wants does no harm.
-            self.store.try_write(|txn| txn.remove_watcher(self.id));
+            self.store.end_watch(self.id);
         }
     }
 }
@@ -339,9 +388,8 @@ fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::time::Instant;
 
-    use futures_util::FutureExt;
-
     use super::*;
+    use crate::clock::Moment;
     use crate::engine::memory::Memory;
     use crate::engine::{Cell, ClaimId, Mode};
     use crate::name::Note;
@@ -489,6 +537,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn more_permits_than_there_are_is_refused() {
+        let (_folder, one, two) = clients();
+        let greedy = claim("a", Mode::Permits { take: 4, limit: 3 });
+        let refused = soon(one.acquire(&greedy, Wait::Forever)).await;
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+        let held = claim("a", PERMITS);
+        let grant = hold(&one, &held).await;
+        assert!(one.release(&held, &grant, Some(&greedy)).await.unwrap().is_none());
+        hold(&two, &held).await;
+    }
+
+    #[tokio::test]
     async fn a_busy_file_is_waited_for_and_then_said() {
         let (folder, one, _two) = clients();
         let busy = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
@@ -544,6 +604,76 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_watch_sees_soon_what_no_letter_tells() {
+        let (folder, one, two) = clients();
+        let name: Name = "jobs/1".parse().unwrap();
+        let other = claim("jobs/2", Mode::Exclusive);
+        hold(&two, &other).await;
+        let soon = async |states: &mut BoxStream<'static, Result<LockState>>| {
+            let next = tokio::time::timeout(2 * SAFETY_NET, states.next()).await;
+            next.expect("it looks by itself").unwrap().unwrap()
+        };
+        let mut all = one.watch(&Scope::Prefix("jobs/".parse().unwrap()));
+        let mut exact = one.watch(&Scope::Name(name.clone()));
+        assert_eq!(soon(&mut all).await.name, other.name);
+        assert!(soon(&mut exact).await.cell.is_none());
+        // Without these rows nobody is told of anything.
+        let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
+        let deaf = || file.execute("DELETE FROM watcher", []).unwrap();
+        assert_eq!(deaf(), 2);
+        two.cell(&name, Version::ABSENT, Some(vec![1])).await.unwrap();
+        for states in [&mut all, &mut exact] {
+            let seen = soon(states).await;
+            assert!(seen.name == name && seen.cell.is_some());
+        }
+        two.force_release(&other.name, Break::Now).await.unwrap();
+        let seen = soon(&mut all).await;
+        assert!(seen.name == other.name && seen.holders.is_empty());
+        // Nothing changes any more, so nothing is said.
+        let quiet = futures_util::future::select(all.next(), exact.next());
+        assert!(tokio::time::timeout(3 * SAFETY_NET, quiet).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn no_watch_leaves_anything_behind() {
+        let (folder, one, two) = clients();
+        let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
+        let watchers = || file.query_row("SELECT count(*) FROM watcher", [], |row| row.get(0));
+        let watch = || one.watch(&Scope::Name("a".parse().unwrap()));
+        let mut dropped = watch();
+        dropped.next().await.unwrap().unwrap();
+        file.execute_batch("BEGIN IMMEDIATE").unwrap();
+        {
+            // Its row is entered by another thread, once the file is free.
+            let mut cancelled = watch();
+            assert!(cancelled.next().now_or_never().is_none());
+        }
+        drop(dropped);
+        assert_eq!(watchers(), Ok(1), "the file is busy");
+        file.execute_batch("COMMIT").unwrap();
+        while Arc::strong_count(&one.store) > 1 {
+            tokio::task::yield_now().await;
+        }
+        // The next transaction takes along what could not be removed.
+        hold(&one, &exclusive()).await;
+        assert_eq!(watchers(), Ok(0));
+        let mut open = watch();
+        open.next().await.unwrap().unwrap();
+        file.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let close = one.close();
+        tokio::pin!(close);
+        assert!(futures_util::poll!(&mut close).is_pending(), "the file is busy");
+        file.execute_batch("COMMIT").unwrap();
+        close.await;
+        assert_eq!(watchers(), Ok(0));
+        assert!(open.next().await.is_none());
+        let mut last = two.watch(&Scope::Prefix(Prefix::default()));
+        last.next().await.unwrap().unwrap();
+        drop(two);
+        assert_eq!(watchers(), Ok(0));
+    }
+
+    #[tokio::test]
     async fn versions_of_a_cell_never_return() {
         let (_folder, one, two) = clients();
         let name: Name = "latch".parse().unwrap();
@@ -564,6 +694,9 @@ mod tests {
         let (folder, one, _two) = clients();
         let held = claim("held", Mode::Exclusive);
         hold(&one, &held).await;
+        // Nobody comes to this one again.
+        let left = Claim { ttl: Duration::from_millis(1), ..claim("left", Mode::Exclusive) };
+        hold(&one, &left).await;
         one.cell(&"cell".parse().unwrap(), Version::ABSENT, Some(vec![1])).await.unwrap();
         for name in ["idle", "own clock"] {
             let floor = (name == "own clock").then_some(Token::new(5));
@@ -701,6 +834,52 @@ mod tests {
             }
         }
         assert!(granted > 200 && failed > 200, "a history worth its name: {granted}, {failed}");
+    }
+
+    #[tokio::test]
+    async fn who_waits_only_reads() {
+        let (folder, one, two) = clients();
+        let short = Claim { ttl: Duration::from_secs(2), ..exclusive() };
+        let mut grant = hold(&one, &short).await;
+        let (first, second) = (exclusive(), exclusive());
+        queued!(waits = one.acquire(&first, Wait::Forever));
+        queued!(waits_too = two.acquire(&second, Wait::Forever));
+        let standing = async |claim: &Claim, seq| {
+            let claim = claim.clone();
+            let peek = one.store.read(PATIENCE, move |txn| txn.peek(&claim, seq)).await.unwrap();
+            match peek {
+                Some(Standing::Waiting { look_again, .. }) => look_again,
+                _ => panic!("it waits, and there is nothing to change"),
+            }
+        };
+        let soon = Clock::boot().now() + short.ttl;
+        assert!(standing(&first, 2).await <= soon);
+        assert_eq!(standing(&second, 3).await, Moment::NEVER, "the first one looks for it");
+        let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
+        for _ in 0..3 {
+            grant = one.renew(&[(&short, &grant)]).await.remove(0).unwrap();
+            file.execute_batch("BEGIN IMMEDIATE").unwrap();
+            // Past the lease that they saw, and past a look of the safety net.
+            let both = futures_util::future::select(&mut waits, &mut waits_too);
+            assert!(tokio::time::timeout(Duration::from_millis(1500), both).await.is_err());
+            for store in [&one.store, &two.store] {
+                assert_eq!(Arc::strong_count(store), 1, "nobody waits to write");
+            }
+            file.execute_batch("COMMIT").unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_short_lease_in_between_is_noticed_when_it_ends() {
+        let (_folder, one, two) = clients();
+        let (held, next) = (exclusive(), exclusive());
+        let grant = hold(&one, &held).await;
+        let short = Claim { ttl: Duration::from_millis(100), ..exclusive() };
+        // Asked for and then never looked after.
+        queued!(_waits = one.acquire(&short, Wait::Forever));
+        queued!(waits = two.acquire(&next, Wait::Forever));
+        one.release(&held, &grant, None).await.unwrap();
+        assert!(soon(waits).await.unwrap().is_some());
     }
 
     #[tokio::test]

@@ -15,8 +15,9 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use tokio::sync::{Notify, mpsc};
 
-use super::queue::{Tally, clash};
+use super::queue::{Tally, check_permits, clash};
 use super::watch::watch_states;
+use super::withdrawn::Withdrawn;
 use super::{
     Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Grant, Holder, LockState, Mode,
     Scope, Signal, Swap, Version, Wait, Waiter, drift,
@@ -27,8 +28,6 @@ use crate::hash::FastMap;
 use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
 
-/// How long a withdrawn claim is remembered, so that a late request for it is refused.
-const MARK_LIFE: Duration = Duration::from_secs(60);
 /// Free names are swept out when there are more than this, and twice as many as at the last sweep.
 const SWEEP_AT: usize = 1024;
 
@@ -69,6 +68,32 @@ impl Memory {
 
     fn home(&self) -> MutexGuard<'_, Home> {
         unpoisoned(&self.home)
+    }
+
+    async fn wait(
+        &self,
+        claim: &Claim,
+        deadline: Moment,
+        wake: Arc<Notify>,
+        mut look_again: Moment,
+    ) -> Result<Option<Grant>> {
+        loop {
+            tokio::select! {
+                () = wake.notified() => {}
+                () = self.clock.sleep_until(look_again.min(deadline)) => {}
+            }
+            let now = self.clock.now();
+            let mut home = self.home();
+            match home.look(claim, now)? {
+                Entered::Granted(grant) => return Ok(Some(grant)),
+                Entered::Queued { .. } | Entered::Busy if now >= deadline => {
+                    home.remove(&claim.name, claim.id, now);
+                    return Ok(None);
+                }
+                Entered::Queued { look_again: next, .. } => look_again = next,
+                Entered::Busy => return Ok(None),
+            }
+        }
     }
 }
 
@@ -111,34 +136,14 @@ impl Engine for Memory {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        let mut woken = None;
-        loop {
-            let look_again = {
-                let now = self.clock.now();
-                let mut home = self.home();
-                let entered = match &woken {
-                    None => home.enter(claim, self.client, wait != Wait::No, now)?,
-                    Some(_) => home.look(claim, now)?,
-                };
-                match entered {
-                    Entered::Granted(grant) => return Ok(Some(grant)),
-                    Entered::Busy => return Ok(None),
-                    Entered::Queued { wake, look_again } => {
-                        if now >= wait.deadline() {
-                            home.remove(&claim.name, claim.id, now);
-                            return Ok(None);
-                        }
-                        woken = Some(wake);
-                        look_again
-                    }
-                }
-            };
-            let until = look_again.min(wait.deadline());
-            if let Some(wake) = &woken {
-                tokio::select! {
-                    () = wake.notified() => {}
-                    () = self.clock.sleep_until(until) => {}
-                }
+        let now = self.clock.now();
+        let entered = self.home().enter(claim, self.client, wait != Wait::No, now)?;
+        match entered {
+            Entered::Granted(grant) => Ok(Some(grant)),
+            Entered::Busy => Ok(None),
+            // Boxed, because only few come here and all would have to make room for it.
+            Entered::Queued { wake, look_again } => {
+                Box::pin(self.wait(claim, wait.deadline(), wake, look_again)).await
             }
         }
     }
@@ -205,8 +210,7 @@ impl Engine for Memory {
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
         let now = self.clock.now();
         let mut home = self.home();
-        home.marks.retain(|_, until| *until > now);
-        home.marks.insert(claim.id, now + MARK_LIFE);
+        home.withdrawn.insert(claim.id, now);
         home.remove(&claim.name, claim.id, now);
         Ok(())
     }
@@ -214,6 +218,7 @@ impl Engine for Memory {
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
         let (tell, changes) = mpsc::unbounded_channel();
         let mut home = self.home();
+        home.watchers.retain(|(_, tell)| !tell.is_closed());
         home.watchers.push((scope.clone(), tell));
         let first = match scope {
             Scope::Name(name) => vec![name.clone()],
@@ -224,6 +229,10 @@ impl Engine for Memory {
             let state = unpoisoned(&home).state(name, clock.now());
             std::future::ready(Ok(state))
         })
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
+        Ok(self.home().state(name, self.clock.now()))
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
@@ -269,7 +278,7 @@ struct Home {
     /// The greatest fence among the names that were swept out; new ones begin with it.
     base: u64,
     swept_to: usize,
-    marks: FastMap<ClaimId, Moment>,
+    withdrawn: Withdrawn,
     versions: u64,
     clients: HashMap<u64, mpsc::UnboundedSender<Signal>>,
     joined: u64,
@@ -342,26 +351,29 @@ impl Home {
 
     /// A claim's first request, or a repetition of it.
     fn enter(&mut self, claim: &Claim, client: u64, queue: bool, now: Moment) -> Result<Entered> {
-        if !self.marks.is_empty() && self.marks.get(&claim.id).is_some_and(|until| *until > now) {
+        check_permits(claim)?;
+        if self.withdrawn.contains(claim.id) {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
-        self.expire(&claim.name, now);
         let lock = self.lock_of(&claim.name);
+        let ended = lock.expire(now);
         if lock.holders.contains_key(&claim.id) || lock.places.contains_key(&claim.id) {
             return self.look(claim, now);
         }
-        if let Some(why) = lock.mode_in_use().and_then(|used| clash(used, claim.mode)) {
-            return Err(Error::Conflict { name: claim.name.clone(), why });
-        }
-        let entered = if lock.waiters.is_empty() && lock.tally.admits(claim.mode) {
-            Entered::Granted(lock.grant(claim, client, now))
+        let clash = lock.mode_in_use().and_then(|used| clash(used, claim.mode));
+        let entered = if let Some(why) = clash {
+            Err(Error::Conflict { name: claim.name.clone(), why })
+        } else if lock.waiters.is_empty() && lock.tally.admits(claim.mode) {
+            Ok(Entered::Granted(lock.grant(claim, client, now)))
         } else if queue {
-            lock.enqueue(claim, client, now)
+            Ok(lock.enqueue(claim, client, now))
         } else {
-            return Ok(Entered::Busy);
+            Ok(Entered::Busy)
         };
-        self.touched(&claim.name);
-        Ok(entered)
+        if ended || !matches!(entered, Ok(Entered::Busy) | Err(_)) {
+            self.touched(&claim.name);
+        }
+        entered
     }
 
     /// How a claim that entered before is doing.
@@ -407,21 +419,19 @@ impl Home {
 
     /// Takes a claim out, wherever it is, and admits who is next. Answers the token it held by.
     fn remove(&mut self, name: &Name, id: ClaimId, now: Moment) -> Option<Token> {
-        self.expire(name, now);
         let lock = self.locks.get_mut(name)?;
-        let token = match lock.holders.remove(&id) {
-            Some(held) => {
-                lock.tally.remove(held.mode);
-                Some(held.token)
-            }
-            None => {
-                let place = lock.places.remove(&id)?;
-                lock.waiters.remove(&place);
-                None
-            }
-        };
-        lock.admit(now);
-        self.touched(name);
+        let ended = lock.expire(now);
+        let token = lock.holders.remove(&id).map(|held| {
+            lock.tally.remove(held.mode);
+            held.token
+        });
+        let left = token.is_none() && lock.leave(id);
+        if token.is_some() || left {
+            lock.admit(now);
+        }
+        if ended || token.is_some() || left {
+            self.touched(name);
+        }
         token
     }
 
@@ -514,6 +524,17 @@ impl Lock {
         ended
     }
 
+    /// Takes a waiter out; whether it was there.
+    fn leave(&mut self, id: ClaimId) -> bool {
+        let Some(place) = self.places.remove(&id) else { return false };
+        self.waiters.remove(&place);
+        // Who was behind it may be the first now, and looks at other times.
+        if let Some((_, next)) = self.waiters.range(place..).next() {
+            next.wake.notify_one();
+        }
+        true
+    }
+
     fn admit(&mut self, now: Moment) {
         while let Some(first) = self.waiters.first_entry() {
             if !self.tally.admits(first.get().claim.mode) {
@@ -561,7 +582,9 @@ impl Lock {
             self.holders.values().map(|held| held.lapses).min().unwrap_or(now)
         } else {
             let held = self.holders.values().map(|held| held.ttl);
-            now + held.chain([waiting.claim.ttl]).min().unwrap_or_default()
+            let before = self.waiters.range(..place).next_back();
+            let before = before.map_or(waiting.claim.ttl, |(_, before)| before.claim.ttl);
+            now + held.chain([before]).min().unwrap_or_default()
         };
         Some(Entered::Queued { wake: waiting.wake.clone(), look_again })
     }

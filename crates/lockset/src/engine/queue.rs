@@ -1,6 +1,7 @@
 //! Pure decisions about who is admitted, shared by the engines that decide for themselves.
 
-use super::Mode;
+use super::{Claim, Mode};
+use crate::error::{Error, Result};
 
 /// What the claims before another one in the queue add up to, holders and waiters alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +39,18 @@ impl Tally {
             Mode::Shared => (&mut self.shared, 1),
             Mode::Permits { take, .. } => (&mut self.permits, u64::from(take)),
         }
+    }
+}
+
+/// Refuses a claim that asks for more permits than there can be: nobody could ever be admitted
+/// behind it.
+pub(crate) fn check_permits(claim: &Claim) -> Result<()> {
+    match claim.mode {
+        Mode::Permits { take, limit } if take == 0 || take > limit => {
+            let why = format!("there are {limit} permits to ask for");
+            Err(Error::invalid("number of permits", &take.to_string(), why))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -590,6 +590,10 @@ impl Engine for Redis {
         .boxed()
     }
 
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
+        self.core.look(name).await
+    }
+
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
         let mut states = Vec::new();
         for name in self.core.names(prefix).await? {

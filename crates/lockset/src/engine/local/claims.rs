@@ -9,6 +9,7 @@ use std::time::Duration;
 use rusqlite::types::Type;
 use rusqlite::{OptionalExtension, Row, params};
 
+use super::SAFETY_NET;
 use super::inbox::Letter;
 use super::store::{Post, Sql, Transaction};
 use crate::clock::{Moment, wall_micros};
@@ -30,11 +31,18 @@ const CLOCK_TOKENS_FROM: u64 = 1_000_000_000_000_000;
 const SWEEP_ONE_IN: u32 = 64;
 const SWEEP_NAMES: i64 = 128;
 
+/// Whoever waits for so long without having shown up has gone, if it is not seen to live.
+const UNSEEN: Duration = Duration::from_secs(60);
+/// A client that waits shows up so often at least.
+const SHOW_UP: Duration = Duration::from_secs(20);
+/// The sweep also takes waiters that have not shown up for so long.
+const UNSEEN_FOR_LONG: Duration = Duration::from_secs(86_400);
+
 /// The columns that [`ClaimRow::read`] reads, of the rows chosen by the rest of the statement.
 macro_rules! select_claims {
     ($which:literal) => {
         concat!(
-            "SELECT seq, token, id, mode, ttl, floor, expires, detached, process, inbox, ",
+            "SELECT seq, token, id, mode, ttl, floor, expires, detached, process, inbox, seen, ",
             "EXISTS (SELECT 1 FROM watcher) FROM lock ",
             $which
         )
@@ -46,7 +54,7 @@ macro_rules! select_states {
     ($which:literal) => {
         concat!(
             "SELECT name, seq, token, id, mode, expires, revoked, by, note, process, detached, ",
-            "version, value FROM lock ",
+            "version, value, ttl, seen FROM lock ",
             $which
         )
     };
@@ -70,6 +78,11 @@ impl Transaction<'_> {
     pub(super) fn enter(&mut self, claim: &Claim, may_queue: bool) -> Sql<Result<Standing>> {
         if self.withdrawn.contains(claim.id) {
             return Ok(Err(not_held(claim)));
+        }
+        if !Tally::default().admits(claim.mode) {
+            // It would wait for ever, and all who come after it too.
+            let why = "nobody could ever be given so many";
+            return Ok(Err(Error::invalid("number of permits", &claim.mode.to_string(), why)));
         }
         loop {
             let queue = self.settle(&claim.name)?;
@@ -109,11 +122,10 @@ impl Transaction<'_> {
                 self.tell_watchers(&claim.name)?;
                 return Ok(Ok(Standing::Granted(grant)));
             }
-            let first = queue.refused.as_ref().is_some_and(|first| first.id == claim.id);
-            let before = if first { None } else { self.waiter_before(claim, seq)? };
-            if !first && before.is_none() {
+            let Some(Place { before, seen }) = self.place_of(claim, seq, &queue)? else {
                 return Ok(Err(not_held(claim)));
-            }
+            };
+            self.show_up(&claim.name, seen)?;
             let buried = match &before {
                 None => self.bury_the_dead(&claim.name, &queue)?,
                 Some(before) => self.bury_if_dead(&claim.name, before)?,
@@ -125,20 +137,32 @@ impl Transaction<'_> {
         }
     }
 
-    /// The grant of a claim that waited at `seq`, if it has one by now. Changes nothing.
-    pub(super) fn granted(&self, claim: &Claim, seq: i64) -> Sql<Option<Grant>> {
-        Ok(self.holding(claim, seq)?.map(|row| self.grant_of(&row)))
+    /// The same without changing anything; `None` if there is something to change.
+    pub(super) fn peek(&self, claim: &Claim, seq: i64) -> Sql<Option<Standing>> {
+        // Mostly it was granted.
+        if let Some(held) = self.holding(claim, seq)? {
+            return Ok(Some(Standing::Granted(self.grant_of(&held))));
+        }
+        let (queue, lapsed) = self.front(&claim.name)?;
+        let unsettled = !lapsed.is_empty() || queue.has_newly_admitted();
+        let Some(Place { before, seen }) = self.place_of(claim, seq, &queue)? else {
+            return Ok(None);
+        };
+        let in_the_way = match &before {
+            None => queue.holders.iter().any(|held| self.is_gone(held)),
+            Some(before) => self.is_gone(before),
+        };
+        if unsettled || in_the_way || self.must_show_up(seen) {
+            return Ok(None);
+        }
+        Ok(Some(self.waiting(seq, queue, before)))
     }
 
-    /// The first waiter looks again when a lease ends. The others do so now and then, because the
-    /// one before them may be granted a lease and never renew it.
+    /// The first waiter looks again when a lease ends. The others leave that to it; they look now
+    /// and then, because it may be stopped.
     fn waiting(&self, seq: i64, queue: Queue, before: Option<ClaimRow>) -> Standing {
         let (watch, look_again) = match before {
-            Some(before) => {
-                let ttls = queue.holders.iter().map(|held| held.ttl);
-                let soon = ttls.fold(before.ttl, u64::min);
-                (vec![before.process], self.now.saturating_add(soon))
-            }
+            Some(before) => (vec![before.process], u64::MAX),
             None => {
                 let ends = queue.holders.iter().filter_map(|held| held.expires).min();
                 let watch = queue.holders.into_iter().filter(|held| !held.detached);
@@ -163,7 +187,8 @@ impl Transaction<'_> {
             .db
             .prepare_cached(
                 "UPDATE lock SET expires = ?1, ttl = ?2, inbox = ?3 WHERE name = ?4 AND seq = ?5
-                 AND id = ?6 AND token = ?7 AND expires > ?8 AND revoked = 0",
+                 AND id = ?6 AND token = ?7 AND expires > ?8 AND expires - ttl <= ?8
+                 AND revoked = 0",
             )?
             .execute(params![
                 int(expires),
@@ -229,7 +254,7 @@ impl Transaction<'_> {
             .db
             .prepare_cached(
                 "DELETE FROM lock WHERE name = ?1 AND seq = ?2 AND id = ?3 AND token = ?4
-                 AND expires > ?5",
+                 AND expires > ?5 AND expires - ttl <= ?5",
             )?
             .execute(params![
                 claim.name.as_str(),
@@ -314,22 +339,28 @@ impl Transaction<'_> {
         Ok(Swap::Done(if value.is_some() { Version(version) } else { Version::ABSENT }))
     }
 
-    pub(super) fn add_watcher(&mut self, scope: &Scope) -> Sql<i64> {
+    pub(super) fn add_watcher(&mut self, id: i64, scope: &Scope) -> Sql<()> {
+        if !self.watches.is_wanted(id) {
+            return Ok(());
+        }
         let (exact, text) = match scope {
             Scope::Name(name) => (true, name.as_str()),
             Scope::Prefix(prefix) => (false, prefix.as_str()),
         };
         self.db
-            .prepare_cached("INSERT INTO watcher (inbox, exact, scope) VALUES (?1, ?2, ?3)")?
-            .insert(params![self.store.inbox.name(), exact, text])
+            .prepare_cached(
+                "INSERT INTO watcher (id, inbox, exact, scope) VALUES (?1, ?2, ?3, ?4)",
+            )?
+            .execute(params![id, self.store.inbox.name(), exact, text])
+            .map(|_| ())
     }
 
-    pub(super) fn remove_watcher(&mut self, id: i64) -> Sql<()> {
+    pub(super) fn remove_watcher(&self, id: i64) -> Sql<()> {
         let sql = "DELETE FROM watcher WHERE id = ?1 AND inbox = ?2";
         self.db.prepare_cached(sql)?.execute(params![id, self.store.inbox.name()]).map(|_| ())
     }
 
-    pub(super) fn forget_watchers(&mut self, inbox: &str) -> Sql<()> {
+    pub(super) fn forget_watchers(&self, inbox: &str) -> Sql<()> {
         let sql = "DELETE FROM watcher WHERE inbox = ?1";
         self.db.prepare_cached(sql)?.execute([inbox]).map(|_| ())
     }
@@ -369,8 +400,8 @@ impl Transaction<'_> {
         Ok(states)
     }
 
-    /// Adds what one row says. Holders that lapsed or died are in nobody's way, so they are not
-    /// shown, although they are only removed when somebody comes.
+    /// Adds what one row says. Claims that lapsed or whose processes died are in nobody's way, so
+    /// they are not shown, although they are only removed when somebody comes.
     fn add_to_state(
         &self,
         state: &mut LockState,
@@ -378,6 +409,9 @@ impl Transaction<'_> {
         dead: &mut HashMap<String, bool>,
     ) -> Sql<()> {
         let token = unsigned(row, 2)?;
+        let mut is_dead = |process: String| {
+            *dead.entry(process).or_insert_with_key(|text| self.store.processes.is_dead(text))
+        };
         if row.get::<_, i64>(1)? == 0 {
             state.fence = (token > 0).then_some(Token::new(token));
             let value: Option<Vec<u8>> = row.get(12)?;
@@ -387,14 +421,15 @@ impl Transaction<'_> {
         }
         let (claim, mode) = (id_at(row, 3)?, mode_at(row, 4)?);
         let note = Note { by: row.get(7)?, text: row.get(8)? };
-        let Some(expires) = optional(row, 5)? else {
-            state.waiters.push(Waiter { claim, mode, note });
+        let process: String = row.get(9)?;
+        let (expires, detached) = (optional(row, 5)?, row.get::<_, bool>(10)?);
+        let Some(expires) = expires else {
+            if !self.is_unseen(optional(row, 14)?, &process) && !is_dead(process) {
+                state.waiters.push(Waiter { claim, mode, note });
+            }
             return Ok(());
         };
-        let process: String = row.get(9)?;
-        let gone = !row.get::<_, bool>(10)?
-            && *dead.entry(process).or_insert_with_key(|text| self.store.processes.is_dead(text));
-        if expires > self.now && !gone {
+        if self.lasts(expires, unsigned(row, 13)?) && (detached || !is_dead(process)) {
             state.holders.push(Holder {
                 claim: Some(claim),
                 token: Some(Token::new(token)),
@@ -412,6 +447,8 @@ impl Transaction<'_> {
 struct Queue {
     /// `None`: the name has no row of its own yet.
     fence: Option<u64>,
+    /// There may be watchers.
+    watched: bool,
     tally: Tally,
     holders: Vec<ClaimRow>,
     /// The first waiter, which is not admitted.
@@ -423,9 +460,22 @@ impl Queue {
         self.holders.first().or(self.refused.as_ref()).map(|claim| claim.mode)
     }
 
+    /// Whether some of the holders waited until now.
+    fn has_newly_admitted(&self) -> bool {
+        self.holders.last().is_some_and(|last| last.expires.is_none())
+    }
+
     fn last_seq(&self) -> i64 {
         self.refused.as_ref().or(self.holders.last()).map_or(0, |claim| claim.seq)
     }
+}
+
+/// Where somebody waits.
+struct Place {
+    /// The waiter before; `None`: there are only holders before.
+    before: Option<ClaimRow>,
+    /// When it showed up last.
+    seen: Option<u64>,
 }
 
 /// One claim, as far as it matters to others.
@@ -440,6 +490,7 @@ struct ClaimRow {
     detached: bool,
     process: String,
     inbox: String,
+    seen: Option<u64>,
 }
 
 impl ClaimRow {
@@ -455,15 +506,33 @@ impl ClaimRow {
             detached: row.get(7)?,
             process: row.get(8)?,
             inbox: row.get(9)?,
+            seen: optional(row, 10)?,
         })
     }
 }
 
 /// The steps the verbs share.
 impl Transaction<'_> {
-    /// Drops the holders whose lease is over and admits, in order, who fits behind the rest.
+    /// Drops the holders whose lease is over and the first waiters that have gone, and admits, in
+    /// order, who fits behind the rest.
     fn settle(&mut self, name: &Name) -> Sql<Queue> {
-        let (mut fence, mut tally) = (None, Tally::default());
+        let (mut queue, lapsed) = self.front(name)?;
+        for claim in lapsed {
+            self.delete(name, claim.seq)?;
+            if claim.expires.is_none() {
+                self.wake_waiter_after(name, claim.seq)?;
+            }
+        }
+        if queue.has_newly_admitted() {
+            self.admit(name, &mut queue)?;
+        }
+        self.watched = queue.watched;
+        Ok(queue)
+    }
+
+    /// How a name is once it is settled, and whom that takes away.
+    fn front(&self, name: &Name) -> Sql<(Queue, Vec<ClaimRow>)> {
+        let (mut fence, mut watched, mut tally) = (None, true, Tally::default());
         let (mut holders, mut refused, mut lapsed) = (Vec::<ClaimRow>::new(), None, Vec::new());
         let mut statement =
             self.db.prepare_cached(select_claims!("WHERE name = ?1 ORDER BY seq"))?;
@@ -471,13 +540,17 @@ impl Transaction<'_> {
         while let Some(row) = rows.next()? {
             if row.get::<_, i64>(0)? == 0 {
                 fence = Some(unsigned(row, 1)?);
-                self.watched = row.get(10)?;
+                watched = row.get(11)?;
                 continue;
             }
             let claim = ClaimRow::read(row)?;
             match claim.expires {
-                Some(expires) if expires <= self.now => {
-                    lapsed.push(claim.seq);
+                Some(expires) if !self.lasts(expires, claim.ttl) => {
+                    lapsed.push(claim);
+                    continue;
+                }
+                None if self.is_unseen(claim.seen, &claim.process) => {
+                    lapsed.push(claim);
                     continue;
                 }
                 None if !tally.admits(claim.mode) => {
@@ -489,16 +562,41 @@ impl Transaction<'_> {
             tally.add(claim.mode);
             holders.push(claim);
         }
-        drop(rows);
-        drop(statement);
-        let mut queue = Queue { fence, tally, holders, refused };
-        for seq in lapsed {
-            self.delete(name, seq)?;
+        Ok((Queue { fence, watched, tally, holders, refused }, lapsed))
+    }
+
+    /// Whether a lease still runs. One that ends later than a whole ttl from now was written before
+    /// the machine booted, when its clock had come further.
+    fn lasts(&self, expires: u64, ttl: u64) -> bool {
+        self.now < expires && expires <= self.now.saturating_add(ttl)
+    }
+
+    /// Whether one that waits has gone, as far as that can be known without seeing its process.
+    fn is_unseen(&self, seen: Option<u64>, process: &str) -> bool {
+        match seen.unwrap_or(0) {
+            // That was before the machine booted.
+            seen if seen > self.now => true,
+            seen => self.now - seen > nanos(UNSEEN) && !self.store.processes.is_alive(process),
         }
-        if queue.holders.last().is_some_and(|last| last.expires.is_none()) {
-            self.admit(name, &mut queue)?;
+    }
+
+    fn must_show_up(&self, seen: Option<u64>) -> bool {
+        self.now.saturating_sub(seen.unwrap_or(0)) >= nanos(SHOW_UP)
+    }
+
+    /// A client shows up with all its waiters for the name at a time, because it lives or dies with
+    /// them; so they write once in a while, however many they are.
+    fn show_up(&mut self, name: &Name, seen: Option<u64>) -> Sql<()> {
+        if !self.must_show_up(seen) {
+            return Ok(());
         }
-        Ok(queue)
+        self.db
+            .prepare_cached(
+                "UPDATE lock SET seen = ?1 WHERE name = ?2 AND seq > 0 AND expires IS NULL
+                 AND inbox = ?3",
+            )?
+            .execute(params![int(self.now), name.as_str(), self.store.inbox.name()])
+            .map(|_| ())
     }
 
     /// Grants the lock to those among `holders` that were waiting until now, and tells them.
@@ -515,8 +613,10 @@ impl Transaction<'_> {
                 .execute(params![int(fence), int(expires), name.as_str(), held.seq])?;
             self.post.push((held.inbox.clone(), Post::Letter(Letter::Look(held.id))));
         }
-        // The next in line saw only the one before it; now all holders are its business.
-        if let (Some(first), 2..) = (&queue.refused, queue.holders.len()) {
+        // The next in line saw only the one before it; now all holders are its business. Of one
+        // alone it learns soon enough by itself, unless that one's lease is too short for it.
+        let short = queue.holders.iter().any(|held| held.ttl < nanos(SAFETY_NET));
+        if let Some(first) = queue.refused.as_ref().filter(|_| short || queue.holders.len() > 1) {
             self.post.push((first.inbox.clone(), Post::Letter(Letter::Look(first.id))));
         }
         self.changed = true;
@@ -546,6 +646,19 @@ impl Transaction<'_> {
             |row| row.get(0),
         )?;
         if let Some(last) = &last {
+            // Claims are removed by who comes next; but nobody comes to a name that is not used any
+            // more.
+            self.db.execute(
+                "DELETE FROM lock WHERE seq > 0 AND name > ?1 AND name <= ?2 AND CASE
+                 WHEN expires IS NULL THEN seen > ?3 OR seen < ?4
+                 ELSE expires <= ?3 OR expires - ttl > ?3 END",
+                params![
+                    from,
+                    last,
+                    int(self.now),
+                    int(self.now.saturating_sub(nanos(UNSEEN_FOR_LONG)))
+                ],
+            )?;
             self.db.execute(
                 "DELETE FROM lock WHERE seq = 0 AND name > ?1 AND name <= ?2 AND value IS NULL
                  AND token > ?3 AND token < ?4 AND version < ?4 AND NOT EXISTS
@@ -581,8 +694,8 @@ impl Transaction<'_> {
         self.db
             .prepare_cached(
                 "INSERT INTO lock (name, seq, token, id, mode, ttl, floor, expires, revoked,
-                 detached, process, inbox, by, note)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0, ?9, ?10, ?11, ?12, ?13)",
+                 detached, process, inbox, by, note, seen)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0, ?9, ?10, ?11, ?12, ?13, ?14)",
             )?
             .execute(params![
                 claim.name.as_str(),
@@ -598,6 +711,7 @@ impl Transaction<'_> {
                 self.store.inbox.name(),
                 &*claim.note.by,
                 &*claim.note.text,
+                expires.is_none().then_some(int(self.now)),
             ])
             .map(|_| ())
     }
@@ -636,18 +750,25 @@ impl Transaction<'_> {
             .prepare_cached(select_claims!("WHERE name = ?1 AND seq = ?2 AND seq > 0"))?
             .query_row(params![claim.name.as_str(), seq], ClaimRow::read)
             .optional()?;
-        let lasts = |row: &ClaimRow| row.expires.is_some_and(|expires| expires > self.now);
+        let lasts = |row: &ClaimRow| row.expires.is_some_and(|ends| self.lasts(ends, row.ttl));
         Ok(row.filter(|row| row.id == claim.id && lasts(row)))
     }
 
-    /// The waiter before the one at `seq`; `None` also if the claim is not there any more.
-    fn waiter_before(&self, claim: &Claim, seq: i64) -> Sql<Option<ClaimRow>> {
+    /// Where the claim waits, if it still does.
+    fn place_of(&self, claim: &Claim, seq: i64, queue: &Queue) -> Sql<Option<Place>> {
+        if let Some(first) = queue.refused.as_ref().filter(|first| first.id == claim.id) {
+            return Ok(Some(Place { before: None, seen: first.seen }));
+        }
         let mut statement = self.db.prepare_cached(select_claims!(
             "WHERE name = ?1 AND seq > 0 AND seq <= ?2 ORDER BY seq DESC LIMIT 2"
         ))?;
         let mut rows = statement.query(params![claim.name.as_str(), seq])?;
         match rows.next()? {
-            Some(row) if id_at(row, 2)? == claim.id => rows.next()?.map(ClaimRow::read).transpose(),
+            Some(row) if id_at(row, 2)? == claim.id => {
+                let seen = optional(row, 10)?;
+                let before = rows.next()?.map(ClaimRow::read).transpose()?;
+                Ok(before.map(|before| Place { before: Some(before), seen }))
+            }
             _ => Ok(None),
         }
     }
@@ -661,13 +782,26 @@ impl Transaction<'_> {
         Ok(any)
     }
 
+    fn is_gone(&self, claim: &ClaimRow) -> bool {
+        let dead = || self.store.processes.is_dead(&claim.process);
+        match claim.expires {
+            // A detached hold outlives its process; a wait does not.
+            Some(_) => !claim.detached && dead(),
+            None => dead() || self.is_unseen(claim.seen, &claim.process),
+        }
+    }
+
     fn bury_if_dead(&mut self, name: &Name, claim: &ClaimRow) -> Sql<bool> {
-        // A detached hold outlives its process; a wait does not.
-        let lease_only = claim.detached && claim.expires.is_some();
-        if lease_only || !self.store.processes.is_dead(&claim.process) {
+        if !self.is_gone(claim) {
             return Ok(false);
         }
         self.delete(name, claim.seq)?;
+        // Its client may live: another process can stand in for it.
+        let letter = match claim.expires {
+            Some(_) => Letter::Lost(claim.id, LossReason::Forgotten),
+            None => Letter::Look(claim.id),
+        };
+        self.post.push((claim.inbox.clone(), Post::Letter(letter)));
         self.post.push((claim.inbox.clone(), Post::Bury));
         if claim.expires.is_none() {
             self.wake_waiter_after(name, claim.seq)?;

@@ -29,7 +29,8 @@ const GROWN_UP: Duration = Duration::from_secs(10);
 pub(super) enum Letter {
     /// This claim of yours was granted, or has another place.
     Look(ClaimId),
-    /// An operator took this claim's lock away.
+    /// This claim's lock was taken away: by an operator, or because its process is dead, which is
+    /// news to a client for which another process stands in.
     Lost(ClaimId, LossReason),
     /// Something about this name changed.
     Changed(Name),
@@ -39,6 +40,7 @@ impl Letter {
     fn to_bytes(&self) -> Vec<u8> {
         let (kind, body): (u8, &[u8]) = match self {
             Letter::Look(id) => (b'l', &id.to_bits().to_be_bytes()),
+            Letter::Lost(id, LossReason::Forgotten) => (b'f', &id.to_bits().to_be_bytes()),
             Letter::Lost(id, LossReason::Broken) => (b'b', &id.to_bits().to_be_bytes()),
             Letter::Lost(id, _) => (b'r', &id.to_bits().to_be_bytes()),
             Letter::Changed(name) => (b'c', name.as_str().as_bytes()),
@@ -52,6 +54,7 @@ impl Letter {
         let id = || body.try_into().ok().map(|id| ClaimId::from_bits(u128::from_be_bytes(id)));
         Some(match kind {
             b'l' => Letter::Look(id()?),
+            b'f' => Letter::Lost(id()?, LossReason::Forgotten),
             b'b' => Letter::Lost(id()?, LossReason::Broken),
             b'r' => Letter::Lost(id()?, LossReason::Revoked),
             b'c' => Letter::Changed(std::str::from_utf8(body).ok()?.parse().ok()?),
@@ -338,6 +341,7 @@ mod tests {
             Letter::Look(id),
             Letter::Lost(id, LossReason::Broken),
             Letter::Lost(id, LossReason::Revoked),
+            Letter::Lost(id, LossReason::Forgotten),
             Letter::Changed(name),
         ] {
             assert_eq!(Letter::from_bytes(&letter.to_bytes()), Some(letter));

@@ -1,6 +1,6 @@
 //! Where the file is, and whether it may be there.
 
-use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::fs::{DirBuilder, Metadata, OpenOptions, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -42,6 +42,14 @@ impl Place {
         if !found.is_file() {
             return Err(failed(format!("{} is not a file", path.display())));
         }
+        refuse_links(&path, &found)?;
+        if is_mount_point(&path) {
+            return Err(failed(format!(
+                "{} is mounted by itself from elsewhere, where its log is another one; mount the \
+                 folder that it is in",
+                path.display()
+            )));
+        }
         Ok(Self { path, device: found.dev(), inode: found.ino() })
     }
 
@@ -49,11 +57,23 @@ impl Place {
         &self.path
     }
 
+    /// Whether the path leads to no file any more, or to another one.
+    pub(super) fn is_gone(&self) -> bool {
+        match self.path.metadata() {
+            Ok(now) => !self.is(&now),
+            Err(error) => matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+        }
+    }
+
+    fn is(&self, found: &Metadata) -> bool {
+        (found.dev(), found.ino()) == (self.device, self.inode)
+    }
+
     /// Fails if the path no longer leads to the file that was opened: who opens it now would find
     /// another set of locks.
     pub(super) fn unchanged(&self) -> Result<()> {
         let what = match self.path.metadata() {
-            Ok(now) if (now.dev(), now.ino()) == (self.device, self.inode) => return Ok(()),
+            Ok(now) if self.is(&now) => return refuse_links(&self.path, &now),
             Ok(_) => "was replaced by another file",
             Err(_) => "was deleted or moved",
         };
@@ -62,6 +82,54 @@ impl Place {
             "{path} {what} while it was open, and its locks with it; open it again"
         )))
     }
+}
+
+/// SQLite's log lies beside the path by which the file was opened. So who comes by another path has
+/// another log, and another set of locks.
+fn refuse_links(path: &Path, found: &Metadata) -> Result<()> {
+    match found.nlink() {
+        0 | 1 => Ok(()),
+        links => Err(failed(format!(
+            "{} has {links} names (hard links), and who uses another one would not see its locks; \
+             remove the others, or name another file",
+            path.display()
+        ))),
+    }
+}
+
+/// Whether something is mounted at this very path.
+#[cfg(target_os = "linux")]
+fn is_mount_point(path: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
+    let root = StatxAttributes::MOUNT_ROOT;
+    match rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS) {
+        Ok(found) if found.stx_attributes_mask.contains(root) => {
+            found.stx_attributes.contains(root)
+        }
+        // Linux before 5.8.
+        _ => std::fs::read("/proc/self/mountinfo").is_ok_and(|mounts| is_listed(path, &mounts)),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_mount_point(_path: &Path) -> bool {
+    false
+}
+
+/// Whether `path` is the fifth field of one of the lines.
+#[cfg(target_os = "linux")]
+fn is_listed(path: &Path, mounts: &[u8]) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let mut escaped = Vec::new();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => escaped.extend(format!("\\{byte:03o}").as_bytes()),
+            byte => escaped.push(*byte),
+        }
+    }
+    mounts
+        .split(|byte| *byte == b'\n')
+        .any(|line| line.split(|byte| *byte == b' ').nth(4) == Some(&escaped))
 }
 
 /// In the user's state folder, which needs no `HOME` under cron: the password file knows it too.
@@ -207,6 +275,17 @@ mod tests {
 40 22 0:44 / /far rw,nosuid shared:7 - fuse.sshfs me@host:/srv rw\n\
 41 22 0:45 / /disk rw shared:8 - fuseblk /dev/sdb1 rw\n\
 42 22 0:46 / /host rw - virtiofs share rw\n";
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn mount_points_are_found_in_the_list() {
+        let mounts = b"22 1 254:0 / / rw - ext4 /dev/vda rw\n\
+            40 22 254:0 /a/l.db /b\\040\\134/l.db rw - ext4 /dev/vda rw\n";
+        assert!(is_listed(Path::new("/"), mounts));
+        assert!(is_listed(Path::new("/b \\/l.db"), mounts));
+        assert!(!is_listed(Path::new("/a/l.db"), mounts));
+        assert!(!is_listed(Path::new(""), mounts));
+    }
 
     #[test]
     fn network_file_systems_are_told_from_local_ones() {

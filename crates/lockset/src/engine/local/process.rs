@@ -9,7 +9,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
-use super::unpoisoned;
+use super::{failed, unpoisoned};
+use crate::error;
 
 /// No more than this many processes are watched for one waiter, and so many are kept in sight
 /// without need; the safety net covers the rest.
@@ -45,6 +46,7 @@ impl FromStr for Process {
 #[derive(Debug)]
 pub(super) struct Processes {
     ours: Process,
+    stand_in: Option<Process>,
     recorded: String,
     /// `/proc` shows our own pid namespace, so that its entries are about whom we mean.
     proc_is_ours: bool,
@@ -55,17 +57,37 @@ pub(super) struct Processes {
 
 impl Processes {
     /// `stand_in` is recorded in our place, as the process that holds what we take.
-    pub(super) fn new(stand_in: Option<u32>, runtime: tokio::runtime::Handle) -> Self {
+    ///
+    /// # Errors
+    /// If that process is dead or cannot be told from a later one with its pid: others would take
+    /// away what is held in its name, or never.
+    pub(super) fn new(
+        stand_in: Option<u32>,
+        runtime: tokio::runtime::Handle,
+    ) -> error::Result<Self> {
         let (namespace, pid) = (eyes::pid_namespace(), std::process::id());
         let start = eyes::stat_of("self").map_or(0, |stat| stat.start);
         let ours = Process { namespace, pid, start };
-        let recorded = stand_in.map_or(ours, |pid| {
-            let start = eyes::stat_of(&pid.to_string()).map_or(0, |stat| stat.start);
-            Process { namespace, pid, start }
-        });
         let proc_is_ours = eyes::stat_of("self").is_some_and(|stat| stat.pid == pid);
-        let recorded = recorded.to_string();
-        Self { ours, recorded, proc_is_ours, runtime, watched: Mutex::default() }
+        let stand_in = match stand_in {
+            Some(pid) if proc_is_ours => Some(Process { namespace, pid, start: start_of(pid)? }),
+            // `/proc` is missing or shows other processes: its lease alone decides.
+            Some(pid) => Some(Process { namespace: 0, pid, start: 0 }),
+            None => None,
+        };
+        let recorded = stand_in.unwrap_or(ours).to_string();
+        Ok(Self { ours, stand_in, recorded, proc_is_ours, runtime, watched: Mutex::default() })
+    }
+
+    /// Fails if the process that stands in for us is dead: what we take now would be anybody's.
+    pub(super) fn unless_stand_in_died(&self) -> error::Result<()> {
+        match self.stand_in {
+            Some(process) if self.is_dead(&self.recorded) => {
+                let pid = process.pid;
+                Err(failed(format!("process {pid}, which was to hold the locks, has ended")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The process to write down as the holder of what this client takes.
@@ -82,6 +104,15 @@ impl Processes {
                     Some(eye) => eye.sees_death(),
                     None => eyes::is_dead(process),
                 }
+        })
+    }
+
+    /// Whether the process so written lives beyond doubt.
+    pub(super) fn is_alive(&self, written: &str) -> bool {
+        written.parse().is_ok_and(|process: Process| {
+            let shown = || eyes::stat_of(&process.pid.to_string()).map(|stat| stat.start);
+            process == self.ours
+                || self.can_see(process) && process.start != 0 && shown() == Some(process.start)
         })
     }
 
@@ -123,6 +154,20 @@ impl Processes {
         watched.insert(process, eye.clone());
         Some(eye)
     }
+}
+
+fn start_of(pid: u32) -> error::Result<u64> {
+    let start = eyes::stat_of(&pid.to_string()).map_or(0, |stat| stat.start);
+    let process = Process { namespace: 0, pid, start };
+    if eyes::is_dead(process) {
+        return Err(failed(format!("process {pid}, which is to hold the locks, is not running")));
+    }
+    if start == 0 {
+        return Err(failed(format!(
+            "process {pid}, which is to hold the locks, is hidden from this user; name another one"
+        )));
+    }
+    Ok(start)
 }
 
 /// What a pid's own descriptor says.
@@ -276,7 +321,7 @@ mod tests {
     use super::*;
 
     fn processes() -> Processes {
-        Processes::new(None, tokio::runtime::Handle::current())
+        Processes::new(None, tokio::runtime::Handle::current()).unwrap()
     }
 
     fn child() -> std::process::Child {
@@ -321,15 +366,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn only_the_living_stand_in() {
+        let stand_in = |pid| Processes::new(Some(pid), tokio::runtime::Handle::current());
+        let mut child = child();
+        let process = process_of(&child);
+        let seen = stand_in(child.id()).unwrap();
+        assert_eq!(seen.recorded(), process.to_string());
+        seen.unless_stand_in_died().unwrap();
+        child.kill().unwrap();
+        seen.any_death(&[process.to_string()]).await;
+        let words = |outcome: error::Result<Processes>| outcome.unwrap_err().to_string();
+        assert!(words(stand_in(child.id())).contains("is not running"), "a zombie");
+        child.wait().unwrap();
+        assert!(words(stand_in(child.id())).contains("is not running"));
+        assert!(words(stand_in(0)).contains("is not running"));
+        let late = seen.unless_stand_in_died().unwrap_err();
+        assert!(late.to_string().contains("has ended"), "{late}");
+    }
+
+    #[tokio::test]
     async fn the_living_the_dead_and_the_recycled_are_told_apart() {
         let seen = processes();
         let mut child = child();
         let process = process_of(&child);
-        assert!(!seen.is_dead(&process.to_string()));
+        assert!(!seen.is_dead(&process.to_string()) && seen.is_alive(&process.to_string()));
+        assert!(seen.is_alive(seen.recorded()));
         let recycled = Process { start: process.start + 1, ..process };
-        assert!(seen.is_dead(&recycled.to_string()));
+        assert!(seen.is_dead(&recycled.to_string()) && !seen.is_alive(&recycled.to_string()));
         let elsewhere = Process { namespace: process.namespace + 1, start: 1, ..process };
-        assert!(!seen.is_dead(&elsewhere.to_string()));
+        assert!(!seen.is_dead(&elsewhere.to_string()) && !seen.is_alive(&elsewhere.to_string()));
         child.kill().unwrap();
         seen.any_death(&[process.to_string()]).await;
         // Not yet waited for: a zombie.

@@ -18,6 +18,7 @@ CREATE TABLE lock (
     expires  INTEGER,                    -- nanoseconds since boot; NULL while it waits
     revoked  INTEGER,                    -- 1: the running lease is the last
     detached INTEGER,                    -- 1: once held, the lease alone ends it
+    seen     INTEGER,                    -- while it waits: when its client last showed up here
     process  TEXT,                       -- 'pid namespace:pid:start time'
     inbox    TEXT,                       -- the socket in the inbox folder that gets its letters
     by       TEXT,
@@ -33,6 +34,6 @@ CREATE TABLE watcher (
     scope    TEXT    NOT NULL
 );
 
--- One row: the boot whose claims these are, and how far idle names have been swept out.
-CREATE TABLE home (boot TEXT NOT NULL, swept TEXT NOT NULL);
-INSERT INTO home VALUES ('', '');
+-- One row: how far idle names have been swept out.
+CREATE TABLE home (swept TEXT NOT NULL);
+INSERT INTO home VALUES ('');

@@ -1,6 +1,6 @@
 //! The SQLite file: opening it, and running transactions on it.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use super::process::Processes;
 use super::{LocalOptions, failed, failed_by, unpoisoned};
 use crate::clock::{Clock, Moment};
 use crate::engine::ClaimId;
+use crate::engine::withdrawn::Withdrawn;
 use crate::error::{Error, Result};
 use crate::fork;
 
@@ -23,10 +24,11 @@ const FORMAT: i32 = 1;
 /// A log of so many pages is written back. The more, the fewer syncs; the fewer, the faster the
 /// first process after a pause reads it again.
 const CHECKPOINT_PAGES: u32 = 256;
-/// How long a withdrawn claim is remembered, so that a late request for it is refused.
-const MARK_LIFE: Duration = Duration::from_secs(60);
 /// The longest pause between two attempts on a file that others write to all the time.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
+/// How long others may take to set the file up.
+const SETTING_UP: Duration = Duration::from_secs(5);
 
 const WRITE: &str = "BEGIN IMMEDIATE";
 const READ: &str = "BEGIN";
@@ -50,9 +52,28 @@ pub(super) struct Store {
 /// What one transaction at a time may use.
 #[derive(Debug)]
 struct Books {
-    /// `None`: closed.
+    /// `None`: closed, or to be opened again.
     connection: Option<Connection>,
+    closed: bool,
+    /// How often the file was opened.
+    opened: u64,
     withdrawn: Withdrawn,
+    watches: Watches,
+}
+
+/// The rows that this client's watches have in the file.
+#[derive(Debug, Default)]
+pub(super) struct Watches {
+    /// Those that go on; a late transaction must not enter another one.
+    wanted: HashSet<i64>,
+    /// Those that ended and may still be there. They go with the next transaction that writes.
+    ended: Vec<i64>,
+}
+
+impl Watches {
+    pub(super) fn is_wanted(&self, id: i64) -> bool {
+        self.wanted.contains(&id)
+    }
 }
 
 impl Store {
@@ -63,6 +84,7 @@ impl Store {
         fork::notice();
         let runtime = tokio::runtime::Handle::try_current()
             .map_err(|error| failed_by("it must be opened inside a tokio runtime", false, error))?;
+        let processes = Processes::new(options.holder_process, runtime.clone())?;
         let (place, connection) = {
             let _alone = unpoisoned(&OPENING);
             let place = Place::prepare(options.path.as_deref(), options.mode)?;
@@ -74,13 +96,16 @@ impl Store {
         inbox.sweep();
         Ok(Self {
             inbox,
-            processes: Processes::new(options.holder_process, runtime.clone()),
+            processes,
             time: MachineTime::of_this_process(),
             runtime,
             forks: fork::generation(),
             books: Mutex::new(Books {
                 connection: Some(connection),
+                closed: false,
+                opened: 1,
                 withdrawn: Withdrawn::default(),
+                watches: Watches::default(),
             }),
             place,
         })
@@ -134,7 +159,11 @@ impl Store {
         let store = self.clone();
         let patiently = move || store.insist(begin, patience, &mut work);
         let patiently = self.runtime.spawn_blocking(patiently);
-        patiently.await.map_err(|error| failed_by("its runtime has ended", false, error))?
+        match patiently.await {
+            Ok(outcome) => outcome,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(error) => Err(failed_by("its runtime has ended", false, error)),
+        }
     }
 
     /// One attempt, for what may be left undone.
@@ -173,20 +202,39 @@ impl Store {
         self.unless_forked()?;
         let (done, letters) = {
             let mut books = unpoisoned(&self.books);
-            let Books { connection, withdrawn } = &mut *books;
-            let db = connection.as_ref().ok_or(Error::Closed)?;
+            if books.closed {
+                return Err(Error::Closed);
+            }
             self.place.unchanged()?;
+            // Out of the books while it is used: if that ends in a panic, the connection closes,
+            // and neither its transaction nor the lock on the file stays behind.
+            let db = match books.connection.take() {
+                Some(db) => db,
+                None => {
+                    books.opened += 1;
+                    connect(&self.place).map_err(|error| explain(&self.place, error))??
+                }
+            };
+            let Books { opened, withdrawn, watches, .. } = &mut *books;
             let mut transaction = Transaction {
-                db,
+                db: &db,
+                opened: *opened,
                 now: 0,
                 withdrawn,
+                watches,
                 store: self,
                 post: Vec::new(),
                 changed: false,
                 watched: true,
             };
-            match transaction.run(begin, work) {
-                Ok(done) => (done, transaction.post),
+            let outcome = transaction.run(begin, work);
+            let letters = transaction.post;
+            match db.is_autocommit() {
+                true => books.connection = Some(db),
+                false => tracing::warn!(path = %self.place.path().display(), "opening it again"),
+            }
+            match outcome {
+                Ok(done) => (done, letters),
                 Err(error) if is_busy(&error) => return Ok(None),
                 Err(error) => return Err(explain(&self.place, error)),
             }
@@ -218,6 +266,43 @@ impl Store {
         }
     }
 
+    /// The row of a new watch, which it enters itself.
+    pub(super) fn begin_watch(&self) -> i64 {
+        let id = rand::random();
+        unpoisoned(&self.books).watches.wanted.insert(id);
+        id
+    }
+
+    /// Removes a watch's row: now if the file is not busy, otherwise soon.
+    pub(super) fn end_watch(&self, id: i64) {
+        {
+            let mut books = unpoisoned(&self.books);
+            books.watches.wanted.remove(&id);
+            books.watches.ended.push(id);
+        }
+        self.try_write(|_| Ok(()));
+    }
+
+    /// Removes the rows of all watches, as the last thing before the file is closed.
+    pub(super) async fn end_watches(self: &Arc<Self>, patience: Duration) {
+        if self.has_watches() {
+            let all = self.write(patience, |txn| txn.forget_watchers(txn.store.inbox.name()));
+            match all.await {
+                Ok(()) => unpoisoned(&self.books).watches.wanted.clear(),
+                Err(error) => tracing::debug!(%error, "watches were left behind"),
+            }
+        }
+    }
+
+    fn has_watches(&self) -> bool {
+        if self.is_forked() {
+            return false;
+        }
+        let books = unpoisoned(&self.books);
+        let Watches { wanted, ended } = &books.watches;
+        !books.closed && (!wanted.is_empty() || !ended.is_empty())
+    }
+
     /// The moment on our own clock at which the machine's shows `nanos`.
     pub(super) fn moment(&self, nanos: u64) -> Moment {
         self.time.moment(nanos)
@@ -228,9 +313,14 @@ impl Store {
         if self.is_forked() {
             return;
         }
+        if self.has_watches() {
+            self.try_write(|txn| txn.forget_watchers(txn.store.inbox.name()));
+        }
         self.inbox.close();
         self.inbox.desk.close();
-        unpoisoned(&self.books).connection = None;
+        let mut books = unpoisoned(&self.books);
+        books.closed = true;
+        books.connection = None;
     }
 }
 
@@ -247,9 +337,11 @@ impl Drop for Store {
 /// One transaction under way. What the verbs do in it is in `claims.rs`.
 pub(super) struct Transaction<'a> {
     pub(super) db: &'a Connection,
+    opened: u64,
     /// The machine's time, read once the file was ours.
     pub(super) now: u64,
     pub(super) withdrawn: &'a mut Withdrawn,
+    pub(super) watches: &'a mut Watches,
     pub(super) store: &'a Store,
     /// What is sent once the transaction is written.
     pub(super) post: Vec<(String, Post)>,
@@ -284,39 +376,38 @@ impl Transaction<'_> {
         self.post.clear();
         (self.changed, self.watched) = (false, true);
         self.execute(begin)?;
+        if begin == READ {
+            // What is read must not be younger than `now`: a lease renewed in between would seem to
+            // end too late to be of this boot.
+            self.db.prepare_cached("SELECT 1 FROM home")?.query_row([], |_| Ok(()))?;
+        }
         self.now = self.store.time.now();
-        let outcome = work(self).and_then(|done| self.execute("COMMIT").map(|()| done));
+        let outcome = work(self).and_then(|done| {
+            if begin == WRITE {
+                self.watches.ended.iter().try_for_each(|id| self.remove_watcher(*id))?;
+            }
+            self.execute("COMMIT")?;
+            if begin == WRITE {
+                self.watches.ended.clear();
+            }
+            Ok(done)
+        });
         if outcome.is_err() && !self.db.is_autocommit() {
-            self.execute("ROLLBACK")?;
+            // If even that fails, the connection is given up.
+            let _ = self.execute("ROLLBACK");
         }
         outcome
     }
 
+    /// Another one whenever another client has written since. What this client writes itself does
+    /// not count.
+    pub(super) fn stamp(&self) -> Sql<(u64, i64)> {
+        let version = self.db.prepare_cached("PRAGMA data_version")?.query_row([], |r| r.get(0))?;
+        Ok((self.opened, version))
+    }
+
     fn execute(&self, sql: &str) -> Sql<()> {
         self.db.prepare_cached(sql)?.execute([]).map(|_| ())
-    }
-}
-
-/// The claims withdrawn lately, oldest first.
-#[derive(Debug, Default)]
-pub(super) struct Withdrawn {
-    ids: HashSet<ClaimId>,
-    ends: VecDeque<(Moment, ClaimId)>,
-}
-
-impl Withdrawn {
-    fn insert(&mut self, id: ClaimId, now: Moment) {
-        while let Some((_, old)) = self.ends.front().copied().filter(|(end, _)| *end <= now) {
-            self.ids.remove(&old);
-            self.ends.pop_front();
-        }
-        if self.ids.insert(id) {
-            self.ends.push_back((now + MARK_LIFE, id));
-        }
-    }
-
-    pub(super) fn contains(&self, id: ClaimId) -> bool {
-        !self.ids.is_empty() && self.ids.contains(&id)
     }
 }
 
@@ -357,7 +448,7 @@ fn connect(place: &Place) -> Sql<Result<Connection>> {
         | OpenFlags::SQLITE_OPEN_PRIVATE_CACHE;
     let mut db = Connection::open_with_flags(place.path(), flags)?;
     // While it is set up there is time: another process may be doing the same.
-    db.busy_timeout(Duration::from_secs(5))?;
+    db.busy_timeout(SETTING_UP)?;
     db.set_prepared_statement_cache_capacity(64);
     if let Some(error) = prepare_format(&mut db, place)? {
         return Ok(Err(error));
@@ -368,7 +459,6 @@ fn connect(place: &Place) -> Sql<Result<Connection>> {
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // Whoever is alone would otherwise write back and sync at each close.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    forget_earlier_boots(&mut db)?;
     db.busy_handler(Some(a_moment))?;
     Ok(Ok(db))
 }
@@ -411,29 +501,24 @@ fn prepare_format(db: &mut Connection, place: &Place) -> Sql<Option<Error>> {
         );
         return Ok(Some(failed(what)));
     }
-    let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
+    let mode = turn_on_the_log(db)?;
     let refused =
         || failed(format!("{path} cannot have a write-ahead log here; name another file"));
     Ok((mode != "wal").then(refused))
 }
 
-/// No claim survives a reboot; the fences do.
-fn forget_earlier_boots(db: &mut Connection) -> Sql<()> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let boot = boot.trim();
-    let same = |db: &Connection| {
-        db.query_row("SELECT boot = ?1 FROM home", [boot], |row| row.get::<_, bool>(0))
-    };
-    if same(db)? {
-        return Ok(());
+/// Answers the journal mode. Of several who come to a new file at the same time one turns the log
+/// on, and SQLite refuses the others without asking their busy handler.
+fn turn_on_the_log(db: &Connection) -> Sql<String> {
+    let started = Instant::now();
+    loop {
+        match db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)) {
+            Err(error) if is_busy(&error) && started.elapsed() < SETTING_UP => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            answer => return answer,
+        }
     }
-    let cleaning = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    if !same(&cleaning)? {
-        cleaning.execute("DELETE FROM lock WHERE seq > 0", [])?;
-        cleaning.execute("DELETE FROM watcher", [])?;
-        cleaning.execute("UPDATE home SET boot = ?1", [boot])?;
-    }
-    cleaning.commit()
 }
 
 fn is_busy(error: &rusqlite::Error) -> bool {
@@ -490,15 +575,30 @@ mod tests {
         assert!(time.moment(machine).since(own) < Duration::from_millis(500));
     }
 
-    #[test]
-    fn a_withdrawal_is_remembered_for_a_while() {
-        let mut withdrawn = Withdrawn::default();
-        let (first, second) = (ClaimId::random(), ClaimId::random());
-        let now = Moment::from_nanos(0);
-        withdrawn.insert(first, now);
-        withdrawn.insert(second, now + MARK_LIFE / 2);
-        assert!(withdrawn.contains(first) && withdrawn.contains(second));
-        withdrawn.insert(second, now + MARK_LIFE);
-        assert!(!withdrawn.contains(first) && withdrawn.contains(second));
+    #[tokio::test]
+    async fn a_panic_leaves_the_file_to_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Some(folder.path().join("locks.db"));
+        let options = LocalOptions { path, ..LocalOptions::default() };
+        let open = || Store::open(&options).unwrap();
+        let (store, other) = (Arc::new(open()), open());
+        fn note(txn: &mut Transaction<'_>) -> Sql<()> {
+            txn.db.execute("UPDATE home SET swept = 'x'", []).map(|_| ())
+        }
+        let swept = |txn: &mut Transaction<'_>| {
+            txn.db.query_row("SELECT swept FROM home", [], |row| row.get::<_, String>(0))
+        };
+        let panics = std::panic::AssertUnwindSafe(|| {
+            store.try_write(|txn| {
+                note(txn)?;
+                panic!("in the middle of it")
+            });
+        });
+        std::panic::catch_unwind(panics).unwrap_err();
+        assert_eq!(other.attempt(WRITE, &mut { swept }).unwrap().as_deref(), Some(""));
+        store.try_write(note);
+        assert_eq!(store.read(SETTING_UP, swept).await.unwrap(), "x");
+        store.close();
+        assert!(matches!(store.read(SETTING_UP, swept).await, Err(Error::Closed)));
     }
 }

@@ -1,0 +1,156 @@
+//! Where the locks live: the URL, and a password that is used but never shown.
+
+use std::path::Path;
+
+use lockset::{Builder, Lockset};
+
+use crate::args::EngineArgs;
+use crate::output::Failure;
+
+/// The variables that are lockset's own business and are kept from the command.
+pub(crate) const SECRET_VARIABLES: [&str; 3] =
+    ["LOCKSET_URL", "LOCKSET_PASSWORD", "LOCKSET_PASSWORD_FILE"];
+
+/// The engines whose URL can carry a password.
+const TAKE_PASSWORD: [&str; 7] =
+    ["redis", "rediss", "redlock", "redlocks", "etcd", "etcds", "postgres"];
+
+/// A URL that is complete, password included. It has no `Debug` and no `Display` for a reason.
+pub(crate) struct Home {
+    url: String,
+}
+
+impl Home {
+    pub(crate) fn from_args(args: &EngineArgs) -> Result<Self, Failure> {
+        let url = match args.url.as_deref() {
+            Some(url) if !url.is_empty() => url,
+            _ => "local:",
+        };
+        let url = match password(args.password_file.as_deref())? {
+            None => url.to_owned(),
+            Some(password) => with_password(url, &password)?,
+        };
+        Ok(Self { url })
+    }
+
+    pub(crate) fn builder(&self) -> Builder {
+        Lockset::builder(&self.url)
+    }
+
+    /// Takes every password of the URL out of a text that is going to be shown.
+    pub(crate) fn redact(&self, text: &str) -> String {
+        let passwords = userinfos(&self.url).filter_map(|info| info.split_once(':'));
+        passwords.filter(|(_, password)| !password.is_empty()).fold(
+            text.to_owned(),
+            |text, (_, password)| {
+                text.replace(password, "***").replace(&percent_decoded(password), "***")
+            },
+        )
+    }
+}
+
+fn password(file: Option<&Path>) -> Result<Option<String>, Failure> {
+    let Some(file) = file else {
+        return match std::env::var("LOCKSET_PASSWORD") {
+            Ok(password) if password.is_empty() => Ok(None),
+            Ok(password) => Ok(Some(password)),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(_) => Err(Failure::own("LOCKSET_PASSWORD is not valid UTF-8")),
+        };
+    };
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        Failure::own(format!("cannot read the password file {}: {error}", file.display()))
+    })?;
+    match text.trim_end_matches(['\n', '\r']) {
+        "" => Err(Failure::own(format!("the password file {} is empty", file.display()))),
+        password => Ok(Some(password.to_owned())),
+    }
+}
+
+/// Puts the password into the URL, for each of its hosts.
+fn with_password(url: &str, password: &str) -> Result<String, Failure> {
+    let scheme = url.split(':').next().unwrap_or_default();
+    let Some((_, rest)) = url.split_once("://").filter(|_| TAKE_PASSWORD.contains(&scheme)) else {
+        return Err(Failure::own(format!("the {scheme} engine takes no password"))
+            .hint("leave out --password-file, and unset LOCKSET_PASSWORD"));
+    };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (hosts, tail) = rest.split_at(end);
+    let encoded = percent_encoded(password);
+    let hosts: Result<Vec<String>, Failure> = hosts
+        .split(',')
+        .map(|host| match host.rsplit_once('@') {
+            None => Ok(format!(":{encoded}@{host}")),
+            Some((user, host)) if !user.contains(':') => Ok(format!("{user}:{encoded}@{host}")),
+            Some(_) => Err(Failure::own("the URL has a password already")
+                .hint("give it in one place: in the URL, in a file, or in LOCKSET_PASSWORD")),
+        })
+        .collect();
+    Ok(format!("{scheme}://{}{tail}", hosts?.join(",")))
+}
+
+/// The `user:password` parts of a URL, one per host that has one.
+fn userinfos(url: &str) -> impl Iterator<Item = &str> {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    rest[..end].split(',').filter_map(|host| host.rsplit_once('@')).map(|(info, _)| info)
+}
+
+fn percent_encoded(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(byte as char);
+        } else {
+            out += &format!("%{byte:02X}");
+        }
+    }
+    out
+}
+
+fn percent_decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = bytes.get(at + 1..at + 3).and_then(|hex| std::str::from_utf8(hex).ok());
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) if bytes[at] == b'%' => {
+                out.push(byte);
+                at += 3;
+            }
+            _ => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_goes_to_every_host() {
+        let url = |url, password| with_password(url, password).unwrap();
+        assert_eq!(url("redis://h:6379/0", "p@:/"), "redis://:p%40%3A%2F@h:6379/0");
+        assert_eq!(url("redis://me@h", "x"), "redis://me:x@h");
+        assert_eq!(url("redlock://a,b@c?x=1", "s"), "redlock://:s@a,b:s@c?x=1");
+    }
+
+    #[test]
+    fn a_password_that_cannot_be_used_is_refused() {
+        for url in ["local:", "local:/x.db", "memory:", "redis://u:p@h", "zookeeper://h"] {
+            assert!(with_password(url, "x").is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_never_shown() {
+        let home = Home { url: "redis://u:se%2Fcret@h,:other@i/0".into() };
+        let shown = home.redact("cannot reach redis://u:se%2Fcret@h (se/cret, other)");
+        assert_eq!(shown, "cannot reach redis://u:***@h (***, ***)");
+    }
+}

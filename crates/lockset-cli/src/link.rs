@@ -1,0 +1,139 @@
+//! Lockset's side of the link to its guardian, and the signals lockset gets.
+
+use std::io;
+use std::os::unix::net::UnixStream as StdStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::process::WaitOptions;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+use crate::home::SECRET_VARIABLES;
+use crate::output::Failure;
+use crate::wire::{Inbox, Order, Report};
+use crate::{guardian, procs, sys};
+
+/// What must be in place before the first thread exists and the lock is asked for.
+pub(crate) struct Prepared {
+    guardian: u32,
+    link: StdStream,
+    signals: StdStream,
+    /// Children that are not ours to end: `sleep 9 & exec lockset …` leaves one.
+    older: Vec<i32>,
+}
+
+impl Prepared {
+    /// Starts the guardian and begins to listen for signals.
+    pub(crate) fn begin() -> Result<Self, Failure> {
+        let older = procs::children();
+        let failed = |error| Failure::own(format!("cannot start the guardian process: {error}"));
+        sys::adopt_orphans().map_err(failed)?;
+        let (link, theirs) = StdStream::pair().map_err(failed)?;
+        let guardian = start_guardian(&theirs).map_err(failed)?;
+        let heard: Vec<i32> = sys::FORWARDED.into_iter().chain([libc::SIGCHLD]).collect();
+        let signals = sys::signal_stream(&heard).map_err(failed)?;
+        sys::unblock_signals();
+        Ok(Self { guardian, link, signals, older })
+    }
+
+    /// The guardian's process, which stands for the whole tree.
+    pub(crate) fn guardian(&self) -> u32 {
+        self.guardian
+    }
+
+    /// Both streams, for the runtime this is called in.
+    pub(crate) fn attach(self) -> Result<(Link, Signals), Failure> {
+        let attach = |stream: StdStream| {
+            stream.set_nonblocking(true)?;
+            UnixStream::from_std(stream)
+        };
+        let failed = |error| Failure::own(format!("cannot listen to the guardian: {error}"));
+        let stream = attach(self.link).map_err(failed)?;
+        let signals = Signals(attach(self.signals).map_err(failed)?);
+        Ok((Link { stream, inbox: Inbox::default(), older: self.older }, signals))
+    }
+}
+
+/// Not a fork: the binary is executed again, so the guardian has no copy of whatever lockset holds
+/// in memory. `/proc/self/exe` is this very file even if an upgrade has replaced it meanwhile.
+fn start_guardian(theirs: &StdStream) -> io::Result<u32> {
+    let spawn = |path: &std::path::Path| {
+        let mut command = Command::new(path);
+        command.arg0("lockset").arg(guardian::SUBCOMMAND);
+        for variable in SECRET_VARIABLES {
+            command.env_remove(variable);
+        }
+        sys::spawn_guardian(&mut command, theirs)
+    };
+    let child = spawn("/proc/self/exe".as_ref()).or_else(|_| spawn(&std::env::current_exe()?))?;
+    Ok(child.id())
+}
+
+/// The link to the guardian.
+#[derive(Debug)]
+pub(crate) struct Link {
+    stream: UnixStream,
+    inbox: Inbox,
+    older: Vec<i32>,
+}
+
+impl Link {
+    /// Gives an order. That the guardian is gone is found out by [`Link::report`].
+    pub(crate) async fn order(&mut self, order: &Order) {
+        let _ = self.stream.write_all(&order.encode()).await;
+    }
+
+    /// The next report; `None` if the guardian is gone. May be cancelled.
+    pub(crate) async fn report(&mut self) -> Option<Report> {
+        loop {
+            if let Some(frame) = self.inbox.next() {
+                return Report::decode(&frame).ok();
+            }
+            let mut bytes = [0; 512];
+            match self.stream.read(&mut bytes).await {
+                Ok(0) | Err(_) => return None,
+                Ok(count) => self.inbox.push(&bytes[..count]),
+            }
+        }
+    }
+
+    /// The guardian is gone, so its children have come to us: does its last duty in its place.
+    pub(crate) fn act_for_guardian(&self) {
+        procs::kill_descendants(&self.older, |_, _| {});
+    }
+}
+
+/// The signals lockset gets.
+#[derive(Debug)]
+pub(crate) struct Signals(UnixStream);
+
+impl Signals {
+    /// Listens to the signals that ask lockset to end, where there is no command to pass them to.
+    pub(crate) fn that_end() -> Result<Self, Failure> {
+        let listen = || {
+            let stream = sys::signal_stream(&sys::ENDING)?;
+            UnixStream::from_std(stream)
+        };
+        let failed = |error: io::Error| Failure::own(format!("cannot listen to signals: {error}"));
+        Ok(Self(listen().map_err(failed)?))
+    }
+
+    /// The next signal. Deaths of children are dealt with on the way: as process 1 of a container
+    /// lockset gets everybody's orphans. May be cancelled.
+    pub(crate) async fn next(&mut self) -> i32 {
+        loop {
+            let mut byte = [0; 1];
+            match self.0.read(&mut byte).await {
+                Ok(1) if i32::from(byte[0]) == libc::SIGCHLD => reap_orphans(),
+                Ok(1) => return byte[0].into(),
+                // Its other end is never closed.
+                _ => std::future::pending().await,
+            }
+        }
+    }
+}
+
+fn reap_orphans() {
+    while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+}

@@ -1,0 +1,75 @@
+//! `ls`, `show`, `watch`, `break`: looking at locks, and taking them away.
+
+use futures_util::StreamExt;
+use lockset::Break;
+use serde_json::json;
+
+use crate::args::{BreakArgs, ListArgs, ShowArgs};
+use crate::home::Home;
+use crate::output::{self, Failure, Paint, print, print_json};
+
+pub(crate) async fn list(args: &ListArgs, home: &Home) -> Result<(), Failure> {
+    let locks = home.builder().connect().await?;
+    let states = locks.list(&args.prefix).await?;
+    if args.json {
+        return print_json(&states);
+    }
+    match &states[..] {
+        [] => print("no lock is held or waited for\n"),
+        states => print(output::table(states, Paint::for_stdout())),
+    }
+}
+
+pub(crate) async fn show(args: &ShowArgs, home: &Home) -> Result<(), Failure> {
+    let locks = home.builder().connect().await?;
+    let state = locks.inspect(args.name.as_str()).await?;
+    if args.json {
+        return print_json(&state);
+    }
+    print(output::description(&state, Paint::for_stdout()))
+}
+
+/// Prints every change until a signal or a closed stdout ends it.
+pub(crate) async fn watch(args: &ListArgs, home: &Home) -> Result<(), Failure> {
+    let locks = home.builder().connect().await?;
+    let mut changes = locks.watch(&args.prefix)?;
+    while let Some(state) = changes.next().await {
+        let state = state?;
+        if args.json {
+            print_json(&state)?;
+        } else {
+            print(output::line(&state, Paint::for_stdout()))?;
+        }
+    }
+    Err(Failure::own("the engine has nothing more to tell"))
+}
+
+pub(crate) async fn break_lock(args: &BreakArgs, home: &Home) -> Result<(), Failure> {
+    let locks = home.builder().connect().await?;
+    let how = if args.now { Break::Now } else { Break::WhenLeaseEnds };
+    let holders = locks.force_release(args.name.as_str(), how).await?;
+    if args.json {
+        return print_json(&json!({ "name": args.name, "now": args.now, "holders": holders }));
+    }
+    let name = &args.name;
+    if holders.is_empty() {
+        return print(format_args!("{name} is not held by anybody; nothing was done\n"));
+    }
+    for holder in &holders {
+        let who = output::by_with_note(holder);
+        if args.now {
+            print(format_args!("{name} was taken from {who} at once\n"))?;
+        } else {
+            let left = output::brief(holder.left);
+            print(format_args!(
+                "{name} will be taken from {who} when its lease ends, in {left}\n"
+            ))?;
+        }
+    }
+    print(if args.now {
+        "its holder may still be at work, for as long as it takes it to notice: until then two may \
+         act at once, and only a resource that checks fencing tokens is safe\n"
+    } else {
+        "its renewals are refused and it was told; until then it holds the lock alone\n"
+    })
+}

@@ -1,0 +1,236 @@
+//! `lockset run` and `lockset elect`: hold a lock, and run a command for exactly as long.
+//!
+//! Takes the lock, has the command watched while it runs (`supervise`), and gives the lock back.
+
+use std::future::Future;
+use std::pin::pin;
+use std::time::Duration;
+
+use lockset::{Guard, Lockset, Name, Terms};
+
+use crate::args::{ElectArgs, JobArgs, ModeArgs, Patience, RunArgs};
+use crate::home::Home;
+use crate::link::{Link, Prepared, Signals};
+use crate::output::{Failure, complain};
+use crate::supervise::Watch;
+use crate::sys;
+use crate::take::{Wish, take};
+use crate::terminal::Terminal;
+use crate::wire::Order;
+
+/// The longest time that is given to cleaning up on the way out.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The lease, unless told otherwise.
+const USUAL_TTL: Duration = Duration::from_secs(30);
+
+pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Failure> {
+    check_grace(&args.job)?;
+    let prepared = Prepared::begin()?;
+    crate::runtime()?.block_on(async {
+        let mut session = Session::open(prepared, home).await?;
+        let wish = wish(args.mode, &args.patience, &args.job);
+        let outcome = session.once(&args.name, &wish, &args.job, verbose).await;
+        session.close().await;
+        outcome.map(|run| run.code)
+    })
+}
+
+pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, Failure> {
+    check_grace(&args.job)?;
+    let prepared = Prepared::begin()?;
+    crate::runtime()?.block_on(async {
+        let mut session = Session::open(prepared, home).await?;
+        let outcome = campaign_again_and_again(&mut session, args, verbose).await;
+        session.close().await;
+        outcome
+    })
+}
+
+async fn campaign_again_and_again(
+    session: &mut Session,
+    args: &ElectArgs,
+    verbose: bool,
+) -> Result<u8, Failure> {
+    let wish = Wish { election: true, ..wish(ModeArgs::default(), &args.patience, &args.job) };
+    session.announce = Some(if args.json { Announce::Json } else { Announce::Text });
+    loop {
+        let began = sys::now();
+        let outcome = session.once(&args.name, &wish, &args.job, verbose).await?;
+        if args.once || outcome.asked_to_end || outcome.never_ran {
+            return Ok(outcome.code);
+        }
+        // A command that fails at once must neither spin nor keep others from their turn.
+        let pause = Duration::from_secs(1).saturating_sub(sys::now() - began);
+        if let Err(signal) = session.unless_ended(tokio::time::sleep(pause)).await? {
+            return Ok(128 + signal);
+        }
+    }
+}
+
+fn wish<'a>(mode: ModeArgs, patience: &'a Patience, job: &JobArgs) -> Wish<'a> {
+    let mut terms = Terms::default().ttl(ttl(job));
+    if let Some(longest) = job.max_hold {
+        terms = terms.max_hold(longest);
+    }
+    let note = job.terms.note.clone().unwrap_or_default();
+    Wish { mode, election: false, terms: terms.note(note), patience }
+}
+
+/// Whoever limits the hold to less than the usual lease means a shorter lease, too.
+fn ttl(job: &JobArgs) -> Duration {
+    let usual = job.max_hold.map_or(USUAL_TTL, |longest| longest.min(USUAL_TTL));
+    job.terms.ttl.unwrap_or(usual)
+}
+
+fn check_grace(job: &JobArgs) -> Result<(), Failure> {
+    let ttl = ttl(job);
+    match job.grace {
+        Some(grace) if grace > ttl / 3 => Err(Failure::own(format!(
+            "--grace {} is more than a third of the ttl ({}); the lease is renewed every third, so \
+             the command would be ended for no reason",
+            humantime::format_duration(grace),
+            humantime::format_duration(ttl),
+        ))
+        .hint("choose a shorter --grace or a longer --ttl")),
+        _ => Ok(()),
+    }
+}
+
+/// How to tell about leadership.
+#[derive(Clone, Copy)]
+enum Announce {
+    Text,
+    Json,
+}
+
+/// Everything one invocation has open.
+pub(crate) struct Session {
+    pub(crate) locks: Lockset,
+    pub(crate) link: Link,
+    pub(crate) signals: Signals,
+    pub(crate) terminal: Option<Terminal>,
+    announce: Option<Announce>,
+    /// The engine did not answer lately.
+    is_deaf: bool,
+}
+
+/// How one hold went.
+pub(crate) struct Outcome {
+    pub(crate) code: u8,
+    /// Somebody wants lockset itself to end, not only this command.
+    pub(crate) asked_to_end: bool,
+    pub(crate) never_ran: bool,
+}
+
+impl Outcome {
+    fn ended_while_waiting(signal: u8) -> Self {
+        Self { code: 128 + signal, asked_to_end: true, never_ran: true }
+    }
+}
+
+impl Session {
+    async fn open(prepared: Prepared, home: &Home) -> Result<Self, Failure> {
+        let builder = home.builder().holder_process(prepared.guardian());
+        let (mut link, mut signals) = prepared.attach()?;
+        match unless_ended(&mut link, &mut signals, builder.connect()).await? {
+            Ok(locks) => Ok(Self {
+                locks: locks?,
+                link,
+                signals,
+                terminal: Terminal::open(),
+                announce: None,
+                is_deaf: false,
+            }),
+            Err(signal) => Err(Failure::silent(128 + signal)),
+        }
+    }
+
+    async fn unless_ended<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<Result<T, u8>, Failure> {
+        unless_ended(&mut self.link, &mut self.signals, work).await
+    }
+
+    /// Takes the lock, runs the command, releases the lock.
+    async fn once(
+        &mut self,
+        name: &Name,
+        wish: &Wish<'_>,
+        job: &JobArgs,
+        verbose: bool,
+    ) -> Result<Outcome, Failure> {
+        let locks = self.locks.clone();
+        let granted = self.unless_ended(take(&locks, name, wish, verbose)).await?;
+        let guard = match granted {
+            Ok(granted) => granted?,
+            Err(signal) => return Ok(Outcome::ended_while_waiting(signal)),
+        };
+        self.announce(&guard, true);
+        let outcome = Watch::new(self, &guard, job).run(job).await;
+        self.announce(&guard, false);
+        let loss = outcome.loss(&locks, &guard, job).await;
+        let released = tokio::time::timeout(FAREWELL, guard.release()).await;
+        // An engine that did not answer now will not answer a moment later.
+        self.is_deaf = released.is_err();
+        outcome.finish(name, loss, released.unwrap_or_else(|_| Err(no_answer(&locks))), job)
+    }
+
+    fn announce(&self, guard: &Guard, leads: bool) {
+        match self.announce {
+            Some(Announce::Json) => crate::output::announce(guard.name(), guard.token(), leads),
+            Some(Announce::Text) if leads => {
+                complain(format_args!("leads {}, token {}", guard.name(), guard.token()));
+            }
+            Some(Announce::Text) => complain(format_args!("no longer leads {}", guard.name())),
+            None => {}
+        }
+    }
+
+    /// Leaves nothing behind: no claim that waits, no guardian.
+    async fn close(mut self) {
+        if !self.is_deaf {
+            let _ = tokio::time::timeout(FAREWELL, self.locks.close()).await;
+        }
+        self.link.order(&Order::Dismiss).await;
+    }
+}
+
+/// Does `work`, unless a signal asks lockset to end (the inner error).
+async fn unless_ended<T>(
+    link: &mut Link,
+    signals: &mut Signals,
+    work: impl Future<Output = T>,
+) -> Result<Result<T, u8>, Failure> {
+    let mut work = pin!(work);
+    loop {
+        tokio::select! {
+            biased;
+            signal = signals.next() => match signal {
+                signal if sys::ENDING.contains(&signal) => return Ok(Err(signal as u8)),
+                libc::SIGTSTP => { let _ = sys::stop(sys::Stop::Lockset); }
+                _ => {}
+            },
+            // No command runs, so a report can only be a late one of the last.
+            report = link.report() => if report.is_none() {
+                return Err(guardian_gone());
+            },
+            answer = &mut work => return Ok(Ok(answer)),
+        }
+    }
+}
+
+pub(crate) fn guardian_gone() -> Failure {
+    Failure::own("the guardian process was killed")
+        .hint("it is the process named lock-guardian; nobody but lockset should end it")
+}
+
+fn no_answer(locks: &Lockset) -> lockset::Error {
+    lockset::Error::Unreachable {
+        engine: locks.engine(),
+        what: format!("it did not answer within {FAREWELL:?}"),
+        retryable: true,
+        source: None,
+    }
+}

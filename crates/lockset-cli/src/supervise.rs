@@ -1,0 +1,300 @@
+//! The time while the command runs.
+//!
+//! The guardian executes the command and keeps the lease's deadlines; this side tells it how long
+//! the lock may be trusted, forwards signals, and decides the exit code.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use lockset::{Guard, Lockset, LossReason, Name, State};
+use rustix::process::Pid;
+
+use crate::args::JobArgs;
+use crate::output::{Failure, code, complain};
+use crate::run::{Outcome, Session, guardian_gone};
+use crate::sys;
+use crate::terminal::Terminal;
+use crate::wire::{Ending, Order, Report, Start};
+
+/// When this long after a KILL something still lives, a line says why lockset is still here.
+const UNKILLABLE_AFTER: Duration = Duration::from_secs(5);
+
+/// The longest time between TERM and KILL for those who outlive the command.
+const LONGEST_SWEEP: Duration = Duration::from_secs(10);
+
+/// A command under a lock.
+pub(crate) struct Watch<'a> {
+    session: &'a mut Session,
+    guard: &'a Guard,
+    ttl: Duration,
+    grace: Duration,
+    seen: Seen,
+}
+
+/// What happened meanwhile.
+#[derive(Default)]
+pub(crate) struct Seen {
+    group: Option<Pid>,
+    ending: Option<Ending>,
+    failed: Option<i32>,
+    /// The command was ended because its lease was about to be; and whether it was in doubt then,
+    /// because a renewal that succeeds after all does not change why the command was ended.
+    ended_by_lease: bool,
+    in_doubt: bool,
+    lost: Option<LossReason>,
+    guardian_gone: bool,
+    asked_to_end: bool,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(session: &'a mut Session, guard: &'a Guard, job: &JobArgs) -> Self {
+        let ttl = guard.ttl();
+        let grace = job.grace.unwrap_or(ttl / 3).min(ttl / 3);
+        Self { session, guard, ttl, grace, seen: Seen::default() }
+    }
+
+    /// Starts the command, and stays until it and its group are gone.
+    pub(crate) async fn run(mut self, job: &JobArgs) -> Seen {
+        let start = self.start(job);
+        // The lease first: whatever happens to lockset now, the command has a deadline.
+        self.tell_lease().await;
+        self.session.link.order(&Order::Start(start)).await;
+        while self.step().await {}
+        if let Some(terminal) = &self.session.terminal {
+            terminal.take_back(self.seen.group);
+        }
+        self.seen
+    }
+
+    fn start(&self, job: &JobArgs) -> Start {
+        let guard = self.guard;
+        let env = [
+            ("LOCKSET_NAME", guard.name().to_string()),
+            ("LOCKSET_TOKEN", guard.token().to_string()),
+            ("LOCKSET_OWNER", guard.claim_id().to_string()),
+            ("LOCKSET_ENGINE", self.session.locks.engine().to_owned()),
+            ("LOCKSET_TTL_MS", self.ttl.as_millis().to_string()),
+        ];
+        Start {
+            command: job.command.clone(),
+            env: env.map(|(key, value)| (key.into(), OsString::from(value))).into(),
+            foreground: self.session.terminal.as_ref().is_some_and(Terminal::is_ours),
+            sweep: (!job.leave_children).then_some(self.grace.min(LONGEST_SWEEP)),
+        }
+    }
+
+    /// Deals with the next thing that happens; `false` when all is over.
+    async fn step(&mut self) -> bool {
+        let patience = if self.seen.lost.is_some() {
+            UNKILLABLE_AFTER
+        } else {
+            look_again_in(self.guard.valid_for(), self.ttl)
+        };
+        let guard = self.guard;
+        let is_lost = self.seen.lost.is_some();
+        tokio::select! {
+            biased;
+            report = self.session.link.report() => self.hear(report).await,
+            signal = self.session.signals.next() => { self.forward(signal).await; true }
+            reason = guard.lost(), if !is_lost => {
+                self.seen.lost = Some(reason);
+                self.session.link.order(&Order::KillAll).await;
+                true
+            }
+            () = tokio::time::sleep(patience) => {
+                if is_lost {
+                    complain("some of the command's processes cannot be killed; waiting for them");
+                } else {
+                    self.tell_lease().await;
+                }
+                true
+            }
+        }
+    }
+
+    async fn hear(&mut self, report: Option<Report>) -> bool {
+        match report {
+            Some(Report::Started(pid)) => self.seen.group = Pid::from_raw(pid),
+            Some(Report::Stopped(signal)) => self.stop_too(signal).await,
+            Some(Report::Warned | Report::Killing) => {
+                self.seen.ended_by_lease = true;
+                self.seen.in_doubt |= self.guard.state() != State::Held;
+            }
+            Some(Report::Ended(ending)) => self.seen.ending = Some(ending),
+            Some(Report::Failed(error)) => {
+                self.seen.failed = Some(error);
+                return false;
+            }
+            // After an order to kill, `Gone` is still to come.
+            Some(Report::Quiet) => return self.seen.lost.is_some(),
+            // The guardian may have killed by itself and then by order: the second `Gone` of one
+            // command arrives before the next has started.
+            Some(Report::Gone) => return self.seen.group.is_none(),
+            None => {
+                self.session.link.act_for_guardian();
+                self.seen.guardian_gone = true;
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn forward(&mut self, signal: i32) {
+        self.seen.asked_to_end |= sys::ENDING.contains(&signal);
+        let order = match signal {
+            libc::SIGCONT => {
+                let terminal = self.session.terminal.as_ref();
+                Order::Resume { foreground: terminal.is_some_and(Terminal::is_ours) }
+            }
+            signal => Order::Signal(signal),
+        };
+        self.session.link.order(&order).await;
+    }
+
+    /// The command was stopped. On a terminal lockset stops, too, so that the shell sees it; the
+    /// CONT that ends this is then forwarded like any other.
+    async fn stop_too(&mut self, signal: i32) {
+        let Some(terminal) = &self.session.terminal else { return };
+        terminal.take_back(self.seen.group);
+        let stopped = sys::stop(sys::Stop::Job).unwrap_or(false);
+        if !stopped && signal == libc::SIGTSTP {
+            // Nobody is there who could continue us: Ctrl-Z is then of no use to anybody.
+            let foreground = terminal.is_ours();
+            self.session.link.order(&Order::Resume { foreground }).await;
+        }
+    }
+
+    /// Tells the guardian until when the lock may be trusted, as known now.
+    async fn tell_lease(&mut self) {
+        let (term_in, kill_in) = deadlines(self.guard.valid_for(), self.ttl, self.grace);
+        let now = sys::now();
+        let order = Order::Lease { term_at: now + term_in, kill_at: now + kill_in };
+        self.session.link.order(&order).await;
+    }
+}
+
+/// In how long the command gets TERM, and in how long KILL, if the lease is not renewed.
+fn deadlines(left: Duration, ttl: Duration, grace: Duration) -> (Duration, Duration) {
+    let margin = (ttl / 20).max(Duration::from_millis(250)).min(ttl / 2);
+    let kill = left.saturating_sub(margin);
+    (left.saturating_sub(grace).min(kill), kill)
+}
+
+/// When the lease is to be looked at again. It is renewed every third of the ttl, so half a ttl
+/// before its end all is usually well; if not, it is watched closely.
+fn look_again_in(left: Duration, ttl: Duration) -> Duration {
+    let calm = left.saturating_sub(ttl / 2);
+    calm.max((ttl / 50).max(Duration::from_millis(5)))
+}
+
+impl Seen {
+    /// Why the lock was lost, if it was; asked before it is released.
+    pub(crate) async fn loss(
+        &self,
+        locks: &Lockset,
+        guard: &Guard,
+        job: &JobArgs,
+    ) -> Option<String> {
+        let reason = match (self.lost, guard.state()) {
+            (Some(reason), _) | (None, State::Lost(reason)) => reason,
+            _ if !self.ended_by_lease => return None,
+            // It is still ours, but its end was in sight.
+            _ if is_revoked(locks, guard).await => LossReason::Revoked,
+            _ if job.max_hold.is_some() && !self.in_doubt => LossReason::HeldLongest,
+            _ => LossReason::Expired,
+        };
+        Some(format!("the lock `{}` was lost: {reason}; the command was ended", guard.name()))
+    }
+
+    /// Says what there is to say, and decides the exit code.
+    pub(crate) fn finish(
+        self,
+        name: &Name,
+        loss: Option<String>,
+        released: lockset::Result<()>,
+        job: &JobArgs,
+    ) -> Result<Outcome, Failure> {
+        if let Some(errno) = self.failed {
+            return Err(cannot_execute(job, errno));
+        }
+        if let Some(loss) = loss {
+            complain(loss);
+            return Ok(self.outcome(job.lost_exit_code.unwrap_or(code::LOST)));
+        }
+        if self.guardian_gone {
+            complain("the command and all it had started were killed");
+            return Err(guardian_gone());
+        }
+        if let Err(error) = released {
+            complain(format_args!(
+                "`{name}` could not be released, its lease will end it: {error}"
+            ));
+        }
+        let code = self.ending.map_or(code::OWN_ERROR, Ending::exit_code);
+        Ok(self.outcome(code))
+    }
+
+    fn outcome(&self, code: u8) -> Outcome {
+        // Ctrl-C on a terminal reaches the command only, but is meant for both.
+        let interrupted = matches!(self.ending, Some(Ending::Signalled(signal))
+            if [libc::SIGINT, libc::SIGQUIT].contains(&signal.into()));
+        Outcome { code, asked_to_end: self.asked_to_end || interrupted, never_ran: false }
+    }
+}
+
+/// Whether an operator asked for the lock back.
+async fn is_revoked(locks: &Lockset, guard: &Guard) -> bool {
+    let look = locks.inspect(guard.name().as_str());
+    match tokio::time::timeout(Duration::from_millis(500), look).await {
+        Ok(Ok(state)) => state
+            .holders
+            .iter()
+            .any(|holder| holder.claim == Some(guard.claim_id()) && holder.revoked),
+        _ => false,
+    }
+}
+
+fn cannot_execute(job: &JobArgs, errno: i32) -> Failure {
+    let program = job.command.first().map(|word| word.to_string_lossy()).unwrap_or_default();
+    match errno {
+        libc::ENOENT => Failure::new(
+            code::NOT_FOUND,
+            format!("the command `{program}` (or the interpreter it names) was not found"),
+        ),
+        errno => {
+            let error = std::io::Error::from_raw_os_error(errno);
+            let code = match errno {
+                libc::EAGAIN | libc::ENOMEM => code::OWN_ERROR,
+                _ => code::CANNOT_EXECUTE,
+            };
+            Failure::new(code, format!("the command `{program}` cannot be executed: {error}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_long_lease_ends_with_term_at_grace_and_kill_at_five_percent() {
+        let (term, kill) = deadlines(60 * SECOND, 60 * SECOND, 20 * SECOND);
+        assert_eq!((term, kill), (40 * SECOND, 57 * SECOND));
+    }
+
+    #[test]
+    fn term_never_comes_after_kill_and_nothing_is_negative() {
+        for ttl in [100, 300, 600, 1000, 5000] {
+            let ttl = Duration::from_millis(ttl);
+            for left in [Duration::ZERO, ttl / 10, ttl] {
+                let (term, kill) = deadlines(left, ttl, ttl / 3);
+                assert!(term <= kill && kill <= left, "{ttl:?} {left:?}");
+            }
+            // Right after a renewal, and until the next one is due, nothing happens.
+            let (term, _) = deadlines(ttl, ttl, ttl / 3);
+            assert!(term > ttl / 3, "{ttl:?}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Taking a lock: which primitive, how patiently, and what a terminal shows meanwhile.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use lockset::{Error, Guard, LockState, Lockset, Name, Terms};
+use rustix::process::getpgrp;
+use rustix::termios::{tcgetpgrp, tcgetwinsize};
+
+use crate::args::{ModeArgs, Patience};
+use crate::output::{Failure, brief, by_with_note, code, complain};
+use crate::sys;
+
+/// No line is shown for a wait that is shorter than anybody notices.
+const UNNOTICED: Duration = Duration::from_millis(200);
+
+/// What is asked for.
+pub(crate) struct Wish<'a> {
+    pub(crate) mode: ModeArgs,
+    pub(crate) election: bool,
+    pub(crate) terms: Terms,
+    pub(crate) patience: &'a Patience,
+}
+
+/// Takes the lock, showing on a terminal what it waits for.
+pub(crate) async fn take(
+    locks: &Lockset,
+    name: &Name,
+    wish: &Wish<'_>,
+    verbose: bool,
+) -> Result<Guard, Failure> {
+    let line = WaitLine::new(name);
+    let granted = tokio::select! {
+        biased;
+        granted = ask(locks, name, wish) => granted,
+        never = line.show(locks, verbose) => match never {},
+    };
+    match granted {
+        Ok(Some(guard)) => Ok(guard),
+        Ok(None) => Err(busy(locks, name, wish.patience).await),
+        Err(error @ Error::Timeout { .. }) => {
+            let mut failure = Failure::from(error);
+            failure.code = wish.patience.conflict_exit_code.unwrap_or(failure.code);
+            Err(failure)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn ask(locks: &Lockset, name: &Name, wish: &Wish<'_>) -> lockset::Result<Option<Guard>> {
+    let terms = wish.terms.clone();
+    let patience = wish.patience;
+    if wish.election {
+        let election = locks.election(name.as_str())?.with(terms)?;
+        return match patience.wait {
+            _ if patience.no_wait => election.try_campaign().await,
+            Some(longest) => election.campaign_within(longest).await.map(Some),
+            None => election.campaign().await.map(Some),
+        };
+    }
+    if let Some(limit) = wish.mode.limit {
+        let semaphore = locks.semaphore(name.as_str(), limit)?.with(terms)?;
+        let permits = wish.mode.permits.unwrap_or(1);
+        return match patience.wait {
+            _ if patience.no_wait => semaphore.try_acquire(permits).await,
+            Some(longest) => semaphore.acquire_within(permits, longest).await.map(Some),
+            None => semaphore.acquire(permits).await.map(Some),
+        };
+    }
+    if wish.mode.shared {
+        let rwlock = locks.rwlock(name.as_str())?.with(terms)?;
+        return match patience.wait {
+            _ if patience.no_wait => rwlock.try_read().await,
+            Some(longest) => rwlock.read_within(longest).await.map(Some),
+            None => rwlock.read().await.map(Some),
+        };
+    }
+    let mutex = locks.mutex(name.as_str())?.with(terms)?;
+    match patience.wait {
+        _ if patience.no_wait => mutex.try_lock().await,
+        Some(longest) => mutex.lock_within(longest).await.map(Some),
+        None => mutex.lock().await.map(Some),
+    }
+}
+
+async fn busy(locks: &Lockset, name: &Name, patience: &Patience) -> Failure {
+    let holder = match locks.inspect(name.as_str()).await {
+        Ok(state) => state.holders.first().map(|holder| format!(" by {}", by_with_note(holder))),
+        Err(_) => None,
+    };
+    Failure::new(
+        patience.conflict_exit_code.unwrap_or(code::BUSY),
+        format!("`{name}` is held{}", holder.unwrap_or_default()),
+    )
+    .hint("leave out -n to wait for it, or wait a limited time with -w")
+}
+
+/// The line on stderr while lockset waits: rewritten in place, and gone when the wait is over.
+struct WaitLine<'a> {
+    name: &'a Name,
+    on_terminal: bool,
+    shown: std::cell::Cell<bool>,
+}
+
+enum Never {}
+
+impl<'a> WaitLine<'a> {
+    fn new(name: &'a Name) -> Self {
+        let on_terminal = io::stderr().is_terminal();
+        Self { name, on_terminal, shown: std::cell::Cell::new(false) }
+    }
+
+    /// Shows the line until dropped.
+    async fn show(&self, locks: &Lockset, verbose: bool) -> Never {
+        let began = sys::now();
+        tokio::time::sleep(UNNOTICED).await;
+        if !self.on_terminal {
+            if verbose && let Ok(state) = locks.inspect(self.name.as_str()).await {
+                complain(self.text(&state, sys::now() - began));
+            }
+            return std::future::pending().await;
+        }
+        let mut changes = locks.watch_name(self.name.as_str()).ok();
+        let mut state = LockState::free(self.name.clone());
+        loop {
+            // A watch that ended or failed is no reason to bother anybody: the wait goes on.
+            let next = async {
+                match &mut changes {
+                    Some(changes) => changes.next().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                change = next => match change {
+                    Some(Ok(now)) => state = now,
+                    _ => changes = None,
+                },
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            }
+            self.draw(&self.text(&state, sys::now() - began));
+        }
+    }
+
+    fn text(&self, state: &LockState, waited: Duration) -> String {
+        let mut text = format!("waiting for {}: ", self.name);
+        match &state.holders[..] {
+            [] => text += "nobody holds it now",
+            [holder] => text += &format!("held by {}", by_with_note(holder)),
+            [holder, others @ ..] => {
+                text += &format!("held by {} and {} more", by_with_note(holder), others.len());
+            }
+        }
+        text += &format!(", {} so far", brief(Duration::from_secs(waited.as_secs())));
+        let own = own_label();
+        if let Some(place) = state.waiters.iter().position(|waiter| *waiter.note.by == own) {
+            text += &format!(", place {} of {}", place + 1, state.waiters.len());
+        }
+        text
+    }
+
+    /// Never longer than the terminal is wide: a line that wraps cannot be rewritten.
+    fn draw(&self, text: &str) {
+        // In the background the screen is somebody else's.
+        if tcgetpgrp(io::stderr()).is_ok_and(|group| group != getpgrp()) {
+            return;
+        }
+        let width = tcgetwinsize(io::stderr()).map_or(80, |size| size.ws_col);
+        let width = if width == 0 { 80 } else { usize::from(width) };
+        let text: String = text.chars().take(width.saturating_sub(1)).collect();
+        let _ = write!(io::stderr(), "\r\x1b[K{text}");
+        self.shown.set(true);
+    }
+}
+
+impl Drop for WaitLine<'_> {
+    fn drop(&mut self) {
+        if self.shown.get() {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// What the library calls this process in its claims.
+fn own_label() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{}@{host}", std::process::id())
+}

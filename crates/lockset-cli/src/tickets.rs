@@ -1,0 +1,187 @@
+//! `acquire`, `renew`, `release`: a lock that outlives the command that took it, kept by a ticket.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use lockset::{Error, Guard, Lockset, Terms, Ticket};
+use serde_json::json;
+
+use crate::args::{AcquireArgs, TicketArgs};
+use crate::home::Home;
+use crate::link::Signals;
+use crate::output::{Failure, brief, complain, print, print_json};
+use crate::take::{Wish, take};
+
+pub(crate) async fn acquire(args: &AcquireArgs, home: &Home, verbose: bool) -> Result<(), Failure> {
+    // Before the lock is taken: a ticket that cannot be written would strand it.
+    let file = TicketFile::create(&args.ticket)?;
+    let outcome = acquire_unless_ended(&file, args, home, verbose).await;
+    if outcome.is_err() {
+        file.remove();
+    }
+    outcome
+}
+
+async fn acquire_unless_ended(
+    file: &TicketFile<'_>,
+    args: &AcquireArgs,
+    home: &Home,
+    verbose: bool,
+) -> Result<(), Failure> {
+    let mut signals = Signals::that_end()?;
+    let locks = home.builder().connect().await?;
+    let outcome = tokio::select! {
+        biased;
+        outcome = acquire_into(file, args, &locks, verbose) => outcome,
+        signal = signals.next() => Err(Failure::silent(128 + signal as u8)),
+    };
+    // After a signal this withdraws the claim; after a success nothing is left that could fail.
+    let _ = locks.close().await;
+    outcome
+}
+
+async fn acquire_into(
+    file: &TicketFile<'_>,
+    args: &AcquireArgs,
+    locks: &Lockset,
+    verbose: bool,
+) -> Result<(), Failure> {
+    let terms = Terms::default().ttl(args.ttl).detachable();
+    let wish = Wish {
+        mode: args.mode,
+        election: false,
+        terms: terms.note(args.note.clone().unwrap_or_default()),
+        patience: &args.patience,
+    };
+    let guard = take(locks, &args.name, &wish, verbose).await?;
+    let facts = json!({
+        "name": guard.name(),
+        "token": guard.token(),
+        "ttl_ms": guard.ttl().as_millis() as u64,
+    });
+    let token = guard.token();
+    let ticket = guard.detach().await?;
+    if let Err(error) = file.write(&ticket.to_string()) {
+        // Nobody could ever release it: take it back, and give it up.
+        if let Ok(guard) = locks.attach(&ticket).await {
+            let _ = guard.release().await;
+        }
+        return Err(error);
+    }
+    match (file.is_stdout(), args.json) {
+        (true, _) => Ok(()),
+        (false, true) => print_json(&facts),
+        (false, false) => print(format_args!(
+            "{} is held for {}, token {token}, ticket {}\n",
+            args.name,
+            humantime::format_duration(args.ttl),
+            args.ticket.display(),
+        )),
+    }
+}
+
+pub(crate) async fn renew(args: &TicketArgs, home: &Home) -> Result<(), Failure> {
+    let (locks, guard) = attach(args, home).await?;
+    guard.confirm().await?;
+    let (name, token, left) = (guard.name().clone(), guard.token(), guard.valid_for());
+    guard.detach().await?;
+    locks.close().await?;
+    if args.json {
+        let left = left.as_millis() as u64;
+        return print_json(&json!({ "name": name, "token": token, "left_ms": left }));
+    }
+    print(format_args!("{name} is held for another {}\n", brief(left)))
+}
+
+pub(crate) async fn release(args: &TicketArgs, home: &Home) -> Result<(), Failure> {
+    let released = async {
+        let (locks, guard) = attach(args, home).await?;
+        let name = guard.name().clone();
+        guard.release().await?;
+        locks.close().await?;
+        Ok(name)
+    };
+    let outcome = released.await;
+    // A ticket of a lock that is gone is of no more use than one of a released lock.
+    let spent = outcome.as_ref().map_or_else(|failure: &Failure| failure.code == 76, |_| true);
+    if spent
+        && args.ticket != Path::new("-")
+        && let Err(error) = fs::remove_file(&args.ticket)
+    {
+        complain(format_args!("cannot remove {}: {error}", args.ticket.display()));
+    }
+    let name = outcome?;
+    if args.json {
+        return print_json(&json!({ "name": name, "released": true }));
+    }
+    print(format_args!("{name} is released\n"))
+}
+
+async fn attach(args: &TicketArgs, home: &Home) -> Result<(Lockset, Guard), Failure> {
+    let text = read(&args.ticket)?;
+    let ticket: Ticket = text.trim().parse()?;
+    let locks = home.builder().connect().await?;
+    match locks.attach(&ticket).await {
+        Ok(guard) => Ok((locks, guard)),
+        Err(error @ (Error::Lost { .. } | Error::NotHeld { .. })) => Err(Failure::from(error)
+            .hint(format!("`lockset show {}` tells who holds it now", ticket.name()))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    let text = if path == Path::new("-") {
+        let mut text = String::new();
+        io::stdin().take(1 << 20).read_to_string(&mut text).map(|_| text)
+    } else {
+        fs::read_to_string(path)
+    };
+    text.map_err(|error| {
+        Failure::own(format!("cannot read the ticket {}: {error}", path.display()))
+    })
+}
+
+/// Where a ticket goes.
+struct TicketFile<'a> {
+    path: &'a Path,
+    file: Option<File>,
+}
+
+impl<'a> TicketFile<'a> {
+    /// A new file that only its owner can read, or stdout.
+    fn create(path: &'a Path) -> Result<Self, Failure> {
+        if path == Path::new("-") {
+            return Ok(Self { path, file: None });
+        }
+        let file = File::options().write(true).create_new(true).mode(0o600).open(path);
+        let failed = |error: io::Error| {
+            let failure = format!("cannot create the ticket {}: {error}", path.display());
+            match error.kind() {
+                io::ErrorKind::AlreadyExists => Failure::own(failure)
+                    .hint("it may belong to a lock that is held; release that one first"),
+                _ => Failure::own(failure),
+            }
+        };
+        Ok(Self { path, file: Some(file.map_err(failed)?) })
+    }
+
+    fn is_stdout(&self) -> bool {
+        self.file.is_none()
+    }
+
+    fn write(&self, ticket: &str) -> Result<(), Failure> {
+        let Some(mut file) = self.file.as_ref() else { return print(format_args!("{ticket}\n")) };
+        let written = writeln!(file, "{ticket}").and_then(|()| file.sync_all());
+        written.map_err(|error| {
+            Failure::own(format!("cannot write the ticket {}: {error}", self.path.display()))
+        })
+    }
+
+    fn remove(&self) {
+        if self.file.is_some() {
+            let _ = fs::remove_file(self.path);
+        }
+    }
+}

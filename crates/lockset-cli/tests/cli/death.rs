@@ -1,0 +1,147 @@
+//! Who dies with whom, and who waits for it.
+
+use rustix::process::{Signal, kill_process};
+
+use crate::common::{Home, Running, code, is_alive, stderr, stdout, until};
+
+/// A command with a child in another session, whose own parent is gone: it left the group and
+/// forked twice.
+const TREE: &str = "echo $$ >command; \
+    setsid sh -c '(sleep 1000 & echo $! >runaway); :' & wait; echo ready >ready; sleep 1000";
+
+#[test]
+fn killing_lockset_kills_the_whole_tree_before_anybody_is_granted() {
+    let home = Home::new();
+    let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", TREE]));
+    let (command, runaway) = (home.pid("command"), home.pid("runaway"));
+    until("the tree stands", || home.text("ready") == "ready\n");
+    let guardian = running.guardian();
+    let check = "for p in $(cat command runaway); do \
+        kill -0 $p 2>/dev/null && echo $p lives; done; echo granted";
+    let next = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", check]));
+    until("the next one waits", || home.waiters("x") == 1);
+    assert!(is_alive(command) && is_alive(runaway));
+
+    running.signal(Signal::KILL);
+    let output = next.wait();
+    assert_eq!((code(&output), stdout(&output)), (0, "granted\n".to_owned()));
+    assert!(!is_alive(command) && !is_alive(runaway) && !is_alive(guardian));
+}
+
+#[test]
+fn killing_locksets_group_does_not_save_the_tree() {
+    let home = Home::new();
+    let script = format!("exec lockset run x -- sh -c {}", quoted(TREE));
+    let running = Running::spawn(&mut home.shell(&script));
+    let (command, runaway) = (home.pid("command"), home.pid("runaway"));
+    rustix::process::kill_process_group(running.pid(), Signal::KILL).unwrap();
+    until("the tree is gone", || !is_alive(command) && !is_alive(runaway));
+}
+
+#[test]
+fn killing_the_guardian_kills_the_whole_tree() {
+    let home = Home::new();
+    let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", TREE]));
+    let (command, runaway) = (home.pid("command"), home.pid("runaway"));
+    until("the tree stands", || home.text("ready") == "ready\n");
+    kill_process(running.guardian(), Signal::KILL).unwrap();
+    let output = running.wait();
+    assert!(!is_alive(command) && !is_alive(runaway), "they are dead before lockset ends");
+    assert!([76, 125].contains(&code(&output)), "{output:?}");
+    assert!(stderr(&output).contains("guardian") || code(&output) == 76, "{}", stderr(&output));
+    assert_eq!(home.holders("x"), 0);
+}
+
+#[test]
+fn the_command_dies_with_the_guardian_even_if_lockset_cannot_help() {
+    let home = Home::new();
+    let script = "echo $$ >command; exec sleep 1000";
+    let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", script]));
+    let command = home.pid("command");
+    let guardian = running.guardian();
+    running.signal(Signal::STOP);
+    kill_process(guardian, Signal::KILL).unwrap();
+    until("the command is dead", || !is_alive(command));
+}
+
+#[test]
+fn killing_the_guardian_of_a_waiter_ends_it() {
+    let home = Home::new();
+    let _holder = home.hold("x");
+    let waiter = Running::spawn(&mut home.lockset(&["run", "x", "--", "true"]));
+    until("it waits", || home.waiters("x") == 1);
+    kill_process(waiter.guardian(), Signal::KILL).unwrap();
+    let output = waiter.wait();
+    assert_eq!(code(&output), 125, "{output:?}");
+    assert!(stderr(&output).contains("guardian"), "{}", stderr(&output));
+    assert_eq!(home.waiters("x"), 0);
+}
+
+#[test]
+fn a_killed_waiter_leaves_no_guardian_and_no_place_in_the_queue() {
+    let home = Home::new();
+    let holder = home.hold("x");
+    let waiter = Running::spawn(&mut home.lockset(&["run", "x", "--", "true"]));
+    until("it waits", || home.waiters("x") == 1);
+    let guardian = waiter.guardian();
+    waiter.signal(Signal::KILL);
+    until("its guardian is gone", || !is_alive(guardian));
+    let last = Running::spawn(&mut home.lockset(&["run", "x", "--", "echo", "mine"]));
+    until("another one waits", || home.state("x")["waiters"].to_string().contains("@"));
+    holder.signal(Signal::TERM);
+    assert_eq!(stdout(&last.wait()), "mine\n");
+}
+
+#[test]
+fn those_who_outlive_the_command_are_asked_and_then_killed_before_the_release() {
+    let home = Home::new();
+    // The stubborn one ignores TERM, the polite one notes it.
+    let script = "sh -c 'trap \"\" TERM; echo $$ >stubborn; exec sleep 1000' & \
+        sh -c 'trap \"echo asked >polite; exit\" TERM; echo ok >set; \
+        while :; do sleep 0.01; done' & \
+        until [ -s stubborn ] && [ -s set ]; do sleep 0.01; done; exit 5";
+    let args = ["run", "--ttl", "3s", "--grace", "500ms", "x", "--", "sh", "-c", script];
+    let running = Running::spawn(&mut home.lockset(&args));
+    let stubborn = home.pid("stubborn");
+    until("the polite one was asked", || home.text("polite") == "asked\n");
+    if is_alive(stubborn) {
+        assert_eq!(home.holders("x"), 1, "held for as long as one of them lives");
+    }
+    let output = running.wait();
+    assert!(!is_alive(stubborn));
+    assert_eq!(code(&output), 5);
+    assert!(!stderr(&output).contains("lockset:"), "{}", stderr(&output));
+    assert_eq!(home.holders("x"), 0);
+}
+
+#[test]
+fn children_are_left_alone_if_asked() {
+    let home = Home::new();
+    let script = "sleep 1000 >/dev/null 2>&1 & echo $! >daemon; exit 2";
+    let args = ["run", "--leave-children", "x", "--", "sh", "-c", script];
+    let output = home.lockset(&args).output().unwrap();
+    assert_eq!(code(&output), 2);
+    let daemon = home.pid("daemon");
+    assert!(is_alive(daemon));
+    assert_eq!(home.holders("x"), 0);
+    kill_process(daemon, Signal::KILL).unwrap();
+}
+
+#[test]
+fn children_that_lockset_had_before_are_not_its_own() {
+    let home = Home::new();
+    // `exec` makes the sleep a child of lockset, though not of the command.
+    let script = "sleep 1000 >/dev/null 2>&1 & echo $! >older; \
+        exec lockset run x -- sh -c 'echo $$ >command; exec sleep 1000'";
+    let running = Running::spawn(&mut home.shell(script));
+    let (older, command) = (home.pid("older"), home.pid("command"));
+    kill_process(running.guardian(), Signal::KILL).unwrap();
+    running.wait();
+    assert!(is_alive(older));
+    assert!(!is_alive(command));
+    kill_process(older, Signal::KILL).unwrap();
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}

@@ -1,0 +1,322 @@
+//! What the front promises whatever the engine: guards that know, closings that finish, nothing
+//! that leaks. Each of these was once broken.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockset::clock::Clock;
+use lockset::engine::memory::Memory;
+use lockset::engine::{Claim, Engine, Grant, Signal};
+use lockset::{Break, Error, LockState, Lockset, LossReason, Name, State, Terms, Ticket};
+use lockset_testkit::layer::{Layer, Layered};
+
+const TTL: Duration = Duration::from_secs(30);
+
+fn memory() -> (Arc<Memory>, Lockset) {
+    let engine = Arc::new(Memory::new(Clock::tokio()));
+    let locks = Lockset::on(engine.clone(), Clock::tokio()).unwrap();
+    (engine, locks)
+}
+
+fn another(engine: &Memory) -> Lockset {
+    Lockset::on(Arc::new(engine.another_client()), Clock::tokio()).unwrap()
+}
+
+fn unreachable() -> Error {
+    let what = "the test says so".to_owned();
+    Error::Unreachable { engine: "test", what, retryable: true, source: None }
+}
+
+/// Neither releases nor withdrawals are answered; everything else is.
+#[derive(Debug)]
+struct NoWayBack(Arc<dyn Engine>);
+
+#[async_trait]
+impl Layer for NoWayBack {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn release(
+        &self,
+        _: &Claim,
+        _: &Grant,
+        _: Option<&Claim>,
+    ) -> lockset::Result<Option<Grant>> {
+        Err(unreachable())
+    }
+
+    async fn withdraw(&self, _: &Claim) -> lockset::Result<()> {
+        Err(unreachable())
+    }
+}
+
+/// Nothing is told without being asked.
+#[derive(Debug)]
+struct Silent(Arc<dyn Engine>);
+
+impl Layer for Silent {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    fn signals(&self) -> futures_core::stream::BoxStream<'static, Signal> {
+        Box::pin(futures_util::stream::pending())
+    }
+}
+
+/// A release takes a while.
+#[derive(Debug)]
+struct SlowRelease(Arc<dyn Engine>);
+
+#[async_trait]
+impl Layer for SlowRelease {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        next: Option<&Claim>,
+    ) -> lockset::Result<Option<Grant>> {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        self.0.release(claim, grant, next).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_is_attached_once() {
+    let (_, locks) = memory();
+    let terms = Terms::default().ttl(TTL).detachable();
+    let mutex = locks.mutex("m").unwrap().with(terms).unwrap();
+    let ticket = mutex.lock().await.unwrap().detach().await.unwrap();
+    let first = locks.attach(&ticket).await.unwrap();
+    assert!(matches!(locks.attach(&ticket).await, Err(Error::Invalid { .. })));
+    tokio::time::sleep(TTL * 3).await;
+    assert_eq!(first.state(), State::Held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_with_an_absurd_ttl_is_refused_and_harms_nobody() {
+    let (_, locks) = memory();
+    let other = locks.mutex("other").unwrap().lock().await.unwrap();
+    let terms = Terms::default().ttl(TTL).detachable();
+    let mutex = locks.mutex("m").unwrap().with(terms).unwrap();
+    let ticket = mutex.lock().await.unwrap().detach().await.unwrap().to_string();
+    let absurd = ticket.replace("\"secs\":30", "\"secs\":18446744073709551615");
+    assert_ne!(ticket, absurd);
+    let absurd: Ticket = absurd.parse().unwrap();
+    assert!(matches!(locks.attach(&absurd).await, Err(Error::Invalid { .. })));
+    tokio::time::sleep(TTL * 3).await;
+    assert_eq!(other.state(), State::Held);
+    locks.close().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_learns_of_a_break_without_being_told() {
+    let memory = Arc::new(Memory::new(Clock::tokio()));
+    let silent = Layered(Silent(memory.clone()));
+    let locks = Lockset::on(Arc::new(silent), Clock::tokio()).unwrap();
+    let fixed = Terms::default().ttl(TTL).fixed();
+    let guard = locks.mutex("m").unwrap().with(fixed).unwrap().lock().await.unwrap();
+    locks.force_release("m", Break::Now).await.unwrap();
+    let told = tokio::time::timeout(TTL / 3 + Duration::from_secs(1), guard.lost()).await;
+    assert_eq!(told, Ok(LossReason::Forgotten));
+}
+
+/// Fails to look a name up while it is told to.
+#[derive(Debug)]
+struct Blind(Arc<dyn Engine>, Arc<AtomicBool>);
+
+#[async_trait]
+impl Layer for Blind {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn inspect(&self, name: &Name) -> lockset::Result<LockState> {
+        match self.1.load(Ordering::Relaxed) {
+            true => Err(unreachable()),
+            false => self.0.inspect(name).await,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_that_was_doubted_is_confirmed_again() {
+    let blind = Arc::new(AtomicBool::new(true));
+    let engine = Layered(Blind(Arc::new(Memory::new(Clock::tokio())), blind.clone()));
+    let locks = Lockset::on(Arc::new(engine), Clock::tokio()).unwrap();
+    let fixed = Terms::default().ttl(TTL).fixed();
+    let guard = locks.mutex("m").unwrap().with(fixed).unwrap().lock().await.unwrap();
+    assert!(guard.confirm().await.is_err());
+    assert_eq!(guard.state(), State::Uncertain);
+    blind.store(false, Ordering::Relaxed);
+    guard.confirm().await.unwrap();
+    assert_eq!(guard.state(), State::Held);
+    assert_eq!(guard.lost().await, LossReason::HeldLongest);
+}
+
+#[tokio::test]
+async fn work_that_ended_after_the_loss_is_not_called_done() {
+    let locks = Lockset::connect("memory:").await.unwrap();
+    let short = Terms::default().ttl(Duration::from_millis(100)).fixed();
+    let guard = locks.mutex("m").unwrap().with(short.clone()).unwrap().lock().await.unwrap();
+    let blocking = async { std::thread::sleep(Duration::from_millis(300)) };
+    assert!(matches!(guard.run(blocking).await, Err(Error::Lost { .. })));
+
+    let several = lockset::all([locks.mutex("n").unwrap().with(short).unwrap()]).unwrap();
+    let guards = several.lock().await.unwrap();
+    let blocking = async { std::thread::sleep(Duration::from_millis(300)) };
+    assert!(matches!(guards.run(blocking).await, Err(Error::Lost { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_locks_are_not_given_with_one_that_was_lost_meanwhile() {
+    let (engine, locks) = memory();
+    let fixed = Terms::default().ttl(Duration::from_secs(10)).fixed();
+    let a = locks.mutex("a").unwrap().with(fixed).unwrap();
+    let busy = another(&engine).mutex("b").unwrap().lock().await.unwrap();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        busy.release().await.unwrap();
+    });
+    let both = lockset::all([a, locks.mutex("b").unwrap()]).unwrap().lock().await.unwrap();
+    assert_eq!(both.state(), State::Held);
+}
+
+#[test]
+fn a_connection_that_fails_leaves_no_thread_behind() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let connect = || runtime.block_on(Lockset::connect("nonsense")).unwrap_err();
+    connect();
+    let before = threads();
+    for _ in 0..50 {
+        connect();
+    }
+    let began = std::time::Instant::now();
+    while threads() > before + 2 {
+        assert!(began.elapsed() < Duration::from_secs(10), "{} threads", threads());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_lets_a_release_that_is_under_way_end() {
+    let memory = Arc::new(Memory::new(Clock::tokio()));
+    let stranger = another(&memory);
+    let slow = Layered(SlowRelease(memory));
+    let locks = Lockset::on(Arc::new(slow), Clock::tokio()).unwrap();
+    let guard = locks.mutex("m").unwrap().lock().await.unwrap();
+    let release = tokio::spawn(guard.release());
+    tokio::task::yield_now().await;
+    locks.close().await.unwrap();
+    assert!(stranger.mutex("m").unwrap().try_lock().await.unwrap().is_some());
+    release.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_closes_again_waits_for_the_same_closing() {
+    let memory = Arc::new(Memory::new(Clock::tokio()));
+    let stranger = another(&memory);
+    let slow = Layered(SlowRelease(memory));
+    let locks = Lockset::on(Arc::new(slow), Clock::tokio()).unwrap();
+    let guard = locks.mutex("m").unwrap().lock().await.unwrap();
+    let cut_short = tokio::time::timeout(Duration::from_millis(1), locks.close()).await;
+    assert!(cut_short.is_err());
+    locks.close().await.unwrap();
+    assert!(stranger.mutex("m").unwrap().try_lock().await.unwrap().is_some());
+    assert_eq!(guard.state(), State::Lost(LossReason::Released));
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_ends_although_the_engine_does_not_answer() {
+    let memory = Arc::new(Memory::new(Clock::tokio()));
+    let deaf = Layered(NoWayBack(memory));
+    let locks = Lockset::on(Arc::new(deaf), Clock::tokio()).unwrap();
+    let hour = Terms::default().ttl(Duration::from_secs(3600));
+    let _guard = locks.mutex("m").unwrap().with(hour).unwrap().lock().await.unwrap();
+    let began = tokio::time::Instant::now();
+    assert!(matches!(locks.close().await, Err(Error::Unreachable { .. })));
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_ends_the_waiting_at_latches_and_barriers() {
+    let (engine, locks) = memory();
+    let (latch, barrier) = (locks.latch("l", 1).unwrap(), locks.barrier("b", 2).unwrap());
+    let waits = tokio::spawn(async move { latch.wait().await });
+    let party = tokio::spawn(async move { barrier.wait().await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let other = another(&engine).barrier("b", 2).unwrap();
+    assert_eq!(other.waiting().await.unwrap(), 1);
+    locks.close().await.unwrap();
+    assert!(matches!(waits.await.unwrap(), Err(Error::Closed)));
+    assert!(matches!(party.await.unwrap(), Err(Error::Closed)));
+    assert_eq!(other.waiting().await.unwrap(), 0, "its party left");
+}
+
+#[test]
+fn what_a_blocking_watch_gives_outlives_its_client() {
+    let mut items = {
+        let locks = lockset::blocking::Lockset::connect("memory:").unwrap();
+        locks.watch_name("m").unwrap()
+    };
+    assert!(items.next().unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_slept_through_its_grant_is_granted_again() {
+    let (engine, locks) = memory();
+    let first = another(&engine).mutex("m").unwrap().lock().await.unwrap();
+    let mutex = locks.mutex("m").unwrap();
+    let mut waiting = Box::pin(mutex.lock());
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    first.release().await.unwrap();
+    // Granted, but nobody looks for longer than the lease lasts.
+    tokio::time::sleep(TTL * 2).await;
+    assert_eq!(waiting.await.unwrap().state(), State::Held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_becomes_first_in_the_queue_is_not_late() {
+    let (engine, locks) = memory();
+    let terms = Terms::default().ttl(TTL).detachable();
+    let held = locks.mutex("m").unwrap().with(terms).unwrap().lock().await.unwrap();
+    drop(held.detach().await.unwrap());
+    let began = tokio::time::Instant::now();
+    let (one, two) = (another(&engine).mutex("m").unwrap(), another(&engine).mutex("m").unwrap());
+    let cancelled = tokio::spawn(async move { one.lock().await });
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    let served = tokio::spawn(async move { two.lock().await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    cancelled.abort();
+    let guard = served.await.unwrap().unwrap();
+    assert!(began.elapsed() < TTL + Duration::from_secs(1), "{:?}", began.elapsed());
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn looking_at_a_lock_costs_nothing_that_stays() {
+    let (_, locks) = memory();
+    let _guard = locks.mutex("m").unwrap().lock().await.unwrap();
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+        status.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    for _ in 0..1_000 {
+        locks.inspect("m").await.unwrap();
+    }
+    let before = resident();
+    for _ in 0..50_000 {
+        locks.inspect("m").await.unwrap();
+        drop(locks.watch_name("m").unwrap());
+    }
+    assert!(resident() < before + 2_000, "pages: {before} before, {} after", resident());
+}

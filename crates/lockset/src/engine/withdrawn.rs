@@ -1,0 +1,50 @@
+//! The claims that were withdrawn lately: a late request for one of them is refused.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
+
+use super::ClaimId;
+use crate::clock::Moment;
+
+/// How long a withdrawn claim is remembered.
+const MARK_LIFE: Duration = Duration::from_secs(60);
+
+/// The claims withdrawn lately, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Withdrawn {
+    ids: HashSet<ClaimId>,
+    ends: VecDeque<(Moment, ClaimId)>,
+}
+
+impl Withdrawn {
+    pub(crate) fn insert(&mut self, id: ClaimId, now: Moment) {
+        while let Some((_, old)) = self.ends.front().copied().filter(|(end, _)| *end <= now) {
+            self.ids.remove(&old);
+            self.ends.pop_front();
+        }
+        if self.ids.insert(id) {
+            self.ends.push_back((now + MARK_LIFE, id));
+        }
+    }
+
+    pub(crate) fn contains(&self, id: ClaimId) -> bool {
+        !self.ids.is_empty() && self.ids.contains(&id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_withdrawal_is_remembered_for_a_while() {
+        let mut withdrawn = Withdrawn::default();
+        let (first, second) = (ClaimId::random(), ClaimId::random());
+        let now = Moment::from_nanos(0);
+        withdrawn.insert(first, now);
+        withdrawn.insert(second, now + MARK_LIFE / 2);
+        assert!(withdrawn.contains(first) && withdrawn.contains(second));
+        withdrawn.insert(second, now + MARK_LIFE);
+        assert!(!withdrawn.contains(first) && withdrawn.contains(second));
+    }
+}
