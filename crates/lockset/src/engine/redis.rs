@@ -183,7 +183,12 @@ fn connection_info(url: &str) -> Result<redis::ConnectionInfo> {
         Error::invalid("URL", "(not shown)", "redis://[user:password@]host[:port][/db]")
     })?;
     let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
-    Ok(info.set_redis_settings(settings))
+    // A connection that was given up must not deliver anything later than a mark is remembered.
+    let tcp = redis::io::tcp::TcpSettings::default();
+    let tcp = tcp.set_nodelay(true).set_linger_time(Duration::ZERO);
+    #[cfg(target_os = "linux")]
+    let tcp = tcp.set_user_timeout(MARK_LIFE / 3);
+    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
 }
 
 /// Hands what the server pushes to whom it concerns: `g` id token, `b` id, `r` id.
@@ -267,6 +272,7 @@ impl Core {
 
     /// The claim as it travels over the connection that stands now.
     async fn written(&self, claim: &Claim) -> Result<String> {
+        claim.floor.map_or(Ok(()), check_token)?;
         let up = self.link.up(PATIENCE).await.map_err(Unanswered::into_error)?;
         Ok(keys::written(claim, up.floor, &self.inbox))
     }
@@ -402,37 +408,41 @@ impl Core {
         look_state(name, &answer.map_err(Unanswered::into_error)?)
     }
 
-    /// The names with this prefix, found by SCAN: of locks, and of cells.
+    /// The names with this prefix, found by SCAN: of locks, and of cells. Keys of other types are
+    /// somebody else's.
     async fn names(&self, prefix: &Prefix) -> Result<Vec<Name>> {
         let begin = format!("{}{}", escaped(&self.prefix), escaped(prefix.as_str()));
         let mut found = std::collections::BTreeSet::new();
-        for (pattern, before, after) in
-            [(format!("{begin}*"), "", ""), (format!("{{{begin}*}}:cell"), "{", "}:cell")]
-        {
-            let mut cursor = 0_u64;
-            loop {
-                let mut up = self.link.up(PATIENCE).await.map_err(Unanswered::into_error)?;
-                let mut scan = redis::cmd("SCAN");
-                scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(500);
-                let answer = self.link.answer(PATIENCE, scan.query_async(&mut up.connection)).await;
-                let answer = answer.map_err(Unanswered::into_error)?;
-                let parts = list(&answer)?;
-                cursor = answers::number(parts, 0)?;
-                let keys = list(parts.get(1).unwrap_or(&Value::Array(Vec::new())))?.to_vec();
-                for index in 0..keys.len() {
-                    let key = word(&keys, index)?;
-                    let name = key
-                        .strip_prefix(before)
-                        .and_then(|key| key.strip_suffix(after))
-                        .and_then(|key| key.strip_prefix(&self.prefix));
-                    found.extend(name.and_then(|name| name.parse::<Name>().ok()));
-                }
-                if cursor == 0 {
-                    break;
-                }
+        for key in self.scan(&format!("{begin}*"), "string").await? {
+            found.extend(Keys::name_of_lock(&self.prefix, &key));
+        }
+        for pattern in [format!("{{{begin}*}}:cell"), format!("{begin}*:cell")] {
+            for key in self.scan(&pattern, "hash").await? {
+                found.extend(Keys::name_of_cell(&self.prefix, &key));
             }
         }
-        Ok(found.into_iter().filter(|name| !name.as_str().starts_with("inbox:")).collect())
+        Ok(found.into_iter().collect())
+    }
+
+    async fn scan(&self, pattern: &str, kind: &str) -> Result<Vec<String>> {
+        let (mut cursor, mut found) = (0_u64, Vec::new());
+        loop {
+            let mut up = self.link.up(PATIENCE).await.map_err(Unanswered::into_error)?;
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(500);
+            scan.arg("TYPE").arg(kind);
+            let answer = self.link.answer(PATIENCE, scan.query_async(&mut up.connection)).await;
+            let answer = answer.map_err(Unanswered::into_error)?;
+            let parts = list(&answer)?;
+            cursor = answers::number(parts, 0)?;
+            let keys = list(parts.get(1).unwrap_or(&Value::Array(Vec::new())))?.to_vec();
+            for index in 0..keys.len() {
+                found.push(word(&keys, index)?);
+            }
+            if cursor == 0 {
+                return Ok(found);
+            }
+        }
     }
 }
 
@@ -456,6 +466,14 @@ fn clash(used: &str, claim: &Claim) -> String {
         }
         Mode::Exclusive | Mode::Shared => format!("it is in use as {used}, not as a lock"),
     }
+}
+
+/// The scripts count in doubles, which are exact up to 2^53.
+fn check_token(token: Token) -> Result<()> {
+    if token < Token::new(1 << 53) {
+        return Ok(());
+    }
+    Err(Error::invalid("token", &token.to_string(), "on Redis tokens are below 2^53"))
 }
 
 fn first_of(values: &[Value]) -> Result<&Value> {
@@ -514,6 +532,7 @@ impl Engine for Redis {
     }
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
+        check_token(to)?;
         self.core.amend(claim, grant, "raise", &to.to_string()).await?;
         Ok(Grant { token: to, ..grant.clone() })
     }
@@ -547,9 +566,12 @@ impl Engine for Redis {
         };
         let dirty = core.dirty().contains_key(&claim.id);
         let carried = next.as_ref().map(|(waiter, body)| (&**waiter, body.clone()));
+        // In doubt from the first byte on: this future may be dropped before the answer.
+        let next_id = next.as_ref().map(|(waiter, _)| waiter.claim.id);
+        let first_doubt = next_id.filter(|id| core.dirty().insert(*id, ()).is_none());
         let answer = core.finish(claim, Some(grant.token), dirty, carried).await;
-        if let (Err(Unanswered::Unknown(_)), Some((waiter, _))) = (&answer, &next) {
-            core.dirty().insert(waiter.claim.id, ());
+        if !matches!(answer, Err(Unanswered::Unknown(_))) {
+            first_doubt.and_then(|id| core.dirty().remove(&id));
         }
         let answer = answer.map_err(Unanswered::into_error)?;
         core.dirty().remove(&claim.id);
@@ -569,10 +591,7 @@ impl Engine for Redis {
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        self.core.finish(claim, None, true, None).await.map_err(Unanswered::into_error)?;
-        self.core.dirty().remove(&claim.id);
-        self.core.waiters.remove(claim.id);
-        Ok(())
+        self.core.leave(claim).await
     }
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
@@ -666,6 +685,14 @@ fn renewed(claim: &Claim, grant: &Grant, sent: Moment, answer: &Value) -> Result
             Ok(Grant { valid_until: valid_until.max(grant.valid_until), ..grant.clone() })
         }
         "revoked" => Err(Error::lost(&claim.name, LossReason::Revoked)),
+        "failed" => {
+            let why = word(list(answer)?, 1)?;
+            // Of the wrong type: somebody wrote something else in its place.
+            match why.contains("WRONGTYPE") {
+                true => Err(Error::lost(&claim.name, LossReason::Forgotten)),
+                false => Err(link::told(&why)),
+            }
+        }
         _ => Err(Error::lost(&claim.name, LossReason::Forgotten)),
     }
 }
@@ -696,8 +723,7 @@ impl Core {
                 News::Waits(look_at) => look_at,
             };
             if now >= wait.deadline() {
-                self.finish(claim, None, true, None).await.map_err(Unanswered::into_error)?;
-                self.dirty().remove(&claim.id);
+                self.leave(claim).await?;
                 return Ok(None);
             }
             tokio::select! {
@@ -710,6 +736,16 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Nothing is asked for this claim any more; then it is withdrawn.
+    async fn leave(&self, claim: &Claim) -> Result<()> {
+        if let Some(waiter) = self.waiters.remove(claim.id) {
+            waiter.gone();
+        }
+        self.finish(claim, None, true, None).await.map_err(Unanswered::into_error)?;
+        self.dirty().remove(&claim.id);
+        Ok(())
     }
 
     async fn beat_one(&self, waiter: &Waiter) {

@@ -4,7 +4,7 @@ local id, token, what, to = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local value = value_of(k)
 local owner, held, flag, ttl, note = holder_of(value)
 if owner == id and held == token then
-  local left = call('PTTL', k.lock)
+  local left = math.max(call('PTTL', k.lock), 1)
   if what == 'note' then
     call('SET', k.lock, id .. ':' .. token .. ':' .. flag .. ':' .. ttl .. ':' .. to, 'PX', left)
   elseif what == 'raise' then
@@ -18,7 +18,7 @@ if owner == id and held == token then
   end
   return { 'done' }
 end
-local record = call('HGET', k.held, id) or ''
+local record = is_shared(value) and call('HGET', k.held, id) or ''
 local its, revoked, mode, take, life = string.match(record, '^(%d+)|(%d)|(%a)|(%d+)|(%d+)|')
 if its ~= token or what == 'raise' then return { 'lost' } end
 if what == 'note' then

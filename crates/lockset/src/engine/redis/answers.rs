@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::keys::read_note;
-use super::link::failed;
+use super::link::{failed, told};
 use crate::engine::{Cell, ClaimId, Holder, LockState, Mode, Version, Waiter};
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -16,7 +16,12 @@ use crate::token::Token;
 pub(super) enum Standing {
     GrantedNow(u64),
     Granted(u64, Duration),
-    Queued { stamp: u64, place: u32, left: Duration },
+    /// `left` is what is left of the lease before us; a foreign lock may have none.
+    Queued {
+        stamp: u64,
+        place: u32,
+        left: Option<Duration>,
+    },
     Busy,
     Gone,
     Clash(String),
@@ -31,11 +36,12 @@ pub(super) fn standing(value: &Value) -> Result<Standing> {
         "queued" => Standing::Queued {
             stamp: number(parts, 1)?,
             place: u32::try_from(number(parts, 2)?).unwrap_or(u32::MAX),
-            left: millis(parts, 3)?,
+            left: lease_left(parts, 3)?,
         },
         "busy" => Standing::Busy,
         "gone" => Standing::Gone,
         "clash" => Standing::Clash(word(parts, 1)?),
+        "failed" => return Err(told(&word(parts, 1)?)),
         other => return Err(unexpected(other)),
     })
 }
@@ -152,6 +158,14 @@ pub(super) fn number(parts: &[Value], index: usize) -> Result<u64> {
     match part(parts, index)? {
         Value::Int(number) => Ok(u64::try_from(*number).unwrap_or(0)),
         _ => word(parts, index)?.parse().map_err(|_| unexpected("no number")),
+    }
+}
+
+/// What PTTL says, unless the key has no end or is not there.
+fn lease_left(parts: &[Value], index: usize) -> Result<Option<Duration>> {
+    match part(parts, index)? {
+        Value::Int(left) if *left < 0 => Ok(None),
+        _ => millis(parts, index).map(Some),
     }
 }
 

@@ -5,7 +5,8 @@ local value = value_of(k) or ''
 local owner, token, _, ttl, note = holder_of(value)
 local left = call('PTTL', k.lock)
 local holders = {}
-for _, id in ipairs(call('ZRANGE', k.holders, 0, -1)) do
+local sharing = is_shared(value) and call('ZRANGE', k.holders, 0, -1) or {}
+for _, id in ipairs(sharing) do
   local record = call('HGET', k.held, id) or ''
   holders[#holders + 1] = id
   holders[#holders + 1] = record
@@ -13,7 +14,7 @@ for _, id in ipairs(call('ZRANGE', k.holders, 0, -1)) do
   call('HSET', k.held, id, (string.gsub(record, '^(%d+)|%d|', '%1|1|')))
 end
 if owner then
-  call('SET', k.lock, owner .. ':' .. token .. ':1:' .. ttl .. ':' .. note, 'PX', left)
+  call('SET', k.lock, owner .. ':' .. token .. ':1:' .. ttl .. ':' .. note, 'PX', math.max(left, 1))
 end
 if ARGV[1] == '1' then
   call('DEL', k.lock, k.holders, k.held)

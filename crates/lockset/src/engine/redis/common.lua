@@ -21,6 +21,11 @@ end
 local function now() return math.floor(now_us() / 1000) end
 local function num(n) return fmt('%.0f', n) end
 
+-- The answer for one claim of several whose commands failed: a table since Redis 7, before a text.
+local function failure(why)
+  return { 'failed', type(why) == 'table' and why.err or tostring(why) }
+end
+
 local function at(i)
   return { lock = KEYS[i], fence = KEYS[i + 1], queue = KEYS[i + 2], waiters = KEYS[i + 3],
            holders = KEYS[i + 4], held = KEYS[i + 5], mark = KEYS[i + 6] }
@@ -54,6 +59,12 @@ local function holder_of(value)
   return string.match(value, '^(%x+):(%d+):(%d):(%d+):(.*)$')
 end
 
+-- Whether readers or permits are out. Only then do `holders` and `held` mean anything: what is in
+-- them after the lock's own key went (expired, evicted, deleted by somebody) is void.
+local function is_shared(value)
+  return value == '=s' or (value and string.match(value, '^=p:%d+$') ~= nil)
+end
+
 -- Permits that are free again; a reader has none.
 local function give_back(k, take)
   if take ~= '0' then call('HINCRBY', k.held, '*', '-' .. take) end
@@ -62,7 +73,7 @@ end
 -- Drops readers and permits whose lease is over; the lock's value as it then is.
 local function value_of(k)
   local value = call('GET', k.lock)
-  if value and string.sub(value, 1, 1) == '=' then
+  if is_shared(value) then
     local over = call('ZRANGEBYSCORE', k.holders, '-inf', now())
     for _, id in ipairs(over) do
       local take = string.match(call('HGET', k.held, id) or '', '^%d+|%d|%a|(%d+)|')
@@ -109,6 +120,12 @@ local function clash(k, value, c)
   return nil
 end
 
+-- The keys of readers and permits live as long as the longest lease, and not longer.
+local function outlast(k, lease, first)
+  if not first and call('PTTL', k.lock) >= lease then return end
+  for _, key in ipairs({ k.lock, k.holders, k.held }) do call('PEXPIRE', key, lease) end
+end
+
 -- Makes `c` a holder for `lease` milliseconds.
 local function hold(k, c, token, lease)
   if c.mode == 'x' then
@@ -116,15 +133,14 @@ local function hold(k, c, token, lease)
          'PX', lease)
     return
   end
-  local ends = now() + lease
-  call('ZADD', k.holders, ends, c.id)
+  local value = c.mode == 's' and '=s' or '=p:' .. num(c.limit)
+  local first = call('SET', k.lock, value, 'NX', 'PX', lease)
+  if first then call('DEL', k.holders, k.held) end
+  call('ZADD', k.holders, num(now() + lease), c.id)
   call('HSET', k.held, c.id,
        table.concat({ num(token), '0', c.mode, num(c.take), num(c.ttl), c.note }, '|'))
-  call('HINCRBY', k.held, '*', c.take)
-  local value = c.mode == 's' and '=s' or '=p:' .. num(c.limit)
-  if call('SET', k.lock, value, 'NX', 'PX', lease) == false and call('PTTL', k.lock) < lease then
-    call('PEXPIRE', k.lock, lease)
-  end
+  call('HINCRBY', k.held, '*', num(c.take))
+  outlast(k, lease, first)
 end
 
 local function unqueue(k, id)
@@ -134,41 +150,41 @@ end
 
 -- Grants to the first live waiters as far as they are admitted. `me` is told by the reply, all
 -- others by their inbox; one that is not subscribed just now is passed over and keeps its place.
+-- Answers the lock's value, the token of `me` if it was granted, and whether nobody is left who
+-- comes before a newcomer.
 local function hand_on(k, me)
-  local value, place, granted = value_of(k), 0, nil
-  for _ = 1, 64 do
+  local value, place, granted, deaf = value_of(k), 0, nil, {}
+  for _ = 1, 256 do
     local id = call('ZRANGE', k.queue, place, place)[1]
-    if not id then break end
+    if not id then return value, granted, true end
     local record = call('HGET', k.waiters, id)
     local deadline = record and tonumber(string.match(record, '^(%d+)|'))
     if not record or deadline <= now() then
       unqueue(k, id)
     else
       local c = parse(id, string.match(record, '^%d+|(.*)$'))
-      if not admits(k, value, c) then break end
-      local token = next_number(k, c)
-      if id == me then
+      if not admits(k, value, c) then return value, granted, false end
+      local token = (id == me or not deaf[c.inbox]) and next_number(k, c)
+      if token and (id == me or call('PUBLISH', c.inbox, 'g' .. id .. num(token)) > 0) then
         unqueue(k, id)
         hold(k, c, token, c.f)
-        granted = token
+        if id == me then granted = token end
         value = call('GET', k.lock)
-      elseif call('PUBLISH', c.inbox, 'g' .. id .. num(token)) == 0 then
-        place = place + 1
       else
-        unqueue(k, id)
-        hold(k, c, token, c.f)
-        value = call('GET', k.lock)
+        -- All waiters of a process share its inbox: asked once, it need not be asked again.
+        deaf[c.inbox] = true
+        place = place + 1
       end
     end
   end
-  return value, granted
+  return value, granted, false
 end
 
 -- What is left of the lease by which `id` holds, and its token; nil if it does not.
 local function holding(k, value, id)
   local owner, token = holder_of(value)
   if owner == id then return token, call('PTTL', k.lock) end
-  local ends = call('ZSCORE', k.holders, id)
+  local ends = is_shared(value) and call('ZSCORE', k.holders, id)
   if ends then
     return string.match(call('HGET', k.held, id), '^(%d+)|'), tonumber(ends) - now()
   end
@@ -180,12 +196,17 @@ local function queued(k, id)
            call('PTTL', k.lock) }
 end
 
-local function enqueue(k, c, ticket)
-  call('ZADD', k.queue, ticket, c.id)
+-- The place of `c` lives for another q. A queue of corpses vanishes by itself.
+local function refresh(k, c)
   call('HSET', k.waiters, c.id, num(now() + c.q) .. '|' .. c.body)
-  local life = c.q * 2 + 60000
+  local life = math.max(c.q * 2 + 60000, call('PTTL', k.queue))
   call('PEXPIRE', k.queue, life)
   call('PEXPIRE', k.waiters, life)
+end
+
+local function enqueue(k, c, ticket)
+  call('ZADD', k.queue, num(ticket), c.id)
+  refresh(k, c)
 end
 
 -- A waiter shows that it lives.
@@ -199,10 +220,7 @@ local function heartbeat(k, id, inbox)
   local c = parse(id, string.match(record, '^%d+|(.*)$'))
   c.body = table.concat({ num(c.q), num(c.f), num(c.ttl), c.mode, num(c.take), num(c.limit),
                           c.floor, inbox, c.note }, '|')
-  call('HSET', k.waiters, id, num(now() + c.q) .. '|' .. c.body)
-  local life = c.q * 2 + 60000
-  call('PEXPIRE', k.queue, life)
-  call('PEXPIRE', k.waiters, life)
+  refresh(k, c)
   local _, granted = hand_on(k, id)
   if granted then return { 'granted', num(granted), c.f } end
   return queued(k, id)
@@ -215,10 +233,14 @@ local function acquire(k, c, wait)
   local token, left = holding(k, value, c.id)
   if token then return { 'granted', token, left } end
   if call('ZSCORE', k.queue, c.id) then return heartbeat(k, c.id, c.inbox) end
-  if not value then value = hand_on(k, nil) end
+  -- For one that only tries too: else the dead in the queue would make it busy.
+  local nobody_before, _ = true
+  if call('EXISTS', k.queue) == 1 and (not value or is_shared(value)) then
+    value, _, nobody_before = hand_on(k, nil)
+  end
   local why = clash(k, value, c)
   if why then return { 'clash', why } end
-  if call('EXISTS', k.queue) == 0 and admits(k, value, c) then
+  if nobody_before and admits(k, value, c) then
     local number = next_number(k, c)
     hold(k, c, number, c.ttl)
     return { 'granted-now', num(number) }
@@ -236,7 +258,7 @@ local function drop(k, id)
     call('DEL', k.lock)
     return token
   end
-  local record = call('HGET', k.held, id)
+  local record = is_shared(value) and call('HGET', k.held, id)
   if not record then return nil end
   local held, take = string.match(record, '^(%d+)|%d|%a|(%d+)|')
   call('ZREM', k.holders, id)

@@ -42,6 +42,23 @@ impl Keys {
     pub(super) fn cell(&self) -> String {
         format!("{}:cell", self.beside)
     }
+
+    /// The name whose lock is this key, unless the key stands beside another name's.
+    pub(super) fn name_of_lock(prefix: &str, key: &str) -> Option<Name> {
+        let beside = |what: &str| key.rsplit_once(what).is_some_and(|(before, _)| has_tag(before));
+        let name = key.strip_prefix(prefix)?;
+        if beside(":fence") || beside(":mark:") { None } else { name.parse().ok() }
+    }
+
+    /// The name whose cell is this key.
+    pub(super) fn name_of_cell(prefix: &str, key: &str) -> Option<Name> {
+        let lock = key.strip_suffix(":cell")?;
+        let bare = lock.strip_prefix('{').and_then(|lock| lock.strip_suffix('}'));
+        [bare, Some(lock)].into_iter().flatten().find_map(|lock| {
+            let name = lock.strip_prefix(prefix)?.parse().ok()?;
+            (Self::new(prefix, &name).cell() == key).then_some(name)
+        })
+    }
 }
 
 /// Redis hashes only what stands between the first `{` and the next `}`, if that is not empty.
@@ -105,6 +122,21 @@ mod tests {
         assert_eq!(keys("jobs/42").of(id)[1], "{lockset:jobs/42}:fence");
         assert_eq!(keys("{user}/42").of(id)[1], "lockset:{user}/42:fence");
         assert_eq!(keys("{}/42").of(id)[1], "{lockset:{}/42}:fence");
+    }
+
+    #[test]
+    fn keys_beside_a_name_are_not_taken_for_names() {
+        for prefix in ["lockset:", ""] {
+            for name in ["jobs/42", "{user}/42"] {
+                let name: Name = name.parse().unwrap();
+                let keys = Keys::new(prefix, &name);
+                let [lock, fence, .., mark] = keys.of(ClaimId::from_bits(7));
+                assert_eq!(Keys::name_of_lock(prefix, &lock), Some(name.clone()));
+                assert_eq!(Keys::name_of_lock(prefix, &fence), None, "{fence}");
+                assert_eq!(Keys::name_of_lock(prefix, &mark), None, "{mark}");
+                assert_eq!(Keys::name_of_cell(prefix, &keys.cell()), Some(name));
+            }
+        }
     }
 
     #[test]

@@ -213,34 +213,63 @@ fn text(word: &str) -> Value {
     Value::BulkString(word.as_bytes().to_vec())
 }
 
+/// What the server's error codes mean to whoever uses a lock, and whether waiting may help.
+fn meaning(code: &str) -> Option<(&'static str, bool)> {
+    Some(match code {
+        "NOAUTH" | "WRONGPASS" | "NOPERM" => {
+            ("the server refuses this user; check user, password and ACL rules", false)
+        }
+        "LOADING" => ("the server is loading its data; it will answer soon", true),
+        "READONLY" => ("the server is a replica; name the master or use Sentinel", true),
+        "OOM" => ("the server is out of memory; raise maxmemory or free some", true),
+        "MISCONF" => ("the server cannot save its data and refuses writes", true),
+        "WRONGTYPE" => ("the key holds something that is not a lock", false),
+        "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" => {
+            ("the server is part of a cluster; use redis+cluster://", false)
+        }
+        "NOREPLICAS" | "MASTERDOWN" | "TRYAGAIN" | "BUSY" => {
+            ("the server cannot take requests at the moment", true)
+        }
+        // The scripts were flushed between loading and running one: it was not run.
+        "NOSCRIPT" => ("the server forgot a script twice in a row", true),
+        _ => return None,
+    })
+}
+
+/// The code of an error that a script met. Before Redis 7 it stands in the middle of the text.
+fn code_within(text: &str) -> Option<&str> {
+    text.split(|c: char| !c.is_ascii_uppercase()).find(|word| meaning(word).is_some())
+}
+
+/// The error that one claim of several met.
+pub(super) fn told(text: &str) -> Error {
+    match code_within(text).and_then(|code| meaning(code).map(|known| (code, known))) {
+        Some((code, (what, retryable))) => failed(format!("{what} ({code})"), retryable, None),
+        None => failed(format!("the server answered: {text}"), false, None),
+    }
+}
+
 /// Whether a request that ended in this error was executed, and what to tell the caller.
 fn judge(error: RedisError) -> Unanswered {
-    let code = error.code().unwrap_or_default().to_owned();
     let detail = error.detail().unwrap_or_default().to_owned();
+    let code = match error.code() {
+        None if error.kind() == redis::ErrorKind::AuthenticationFailed => "WRONGPASS",
+        None if error.kind() == redis::ErrorKind::Extension => detail.as_str(),
+        None => "",
+        Some("ERR") => code_within(&detail).unwrap_or("ERR"),
+        Some(code) => code,
+    };
     let refused = |what: &str, retryable| {
         Unanswered::Refused(failed(format!("{what} ({code})"), retryable, Some(&error)))
     };
-    match code.as_str() {
-        "NOAUTH" | "WRONGPASS" | "NOPERM" => {
-            refused("the server refuses this user; check user, password and ACL rules", false)
-        }
-        "LOADING" => refused("the server is loading its data; it will answer soon", true),
-        "READONLY" => refused("the server is a replica; name the master or use Sentinel", true),
-        "OOM" => refused("the server is out of memory; raise maxmemory or free some", true),
-        "MISCONF" => refused("the server cannot save its data and refuses writes", true),
-        "WRONGTYPE" => refused("the key holds something that is not a lock", false),
-        "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" => {
-            refused("the server is part of a cluster; use redis+cluster://", false)
-        }
-        "NOREPLICAS" | "MASTERDOWN" | "TRYAGAIN" | "BUSY" => {
-            refused("the server cannot take requests at the moment", true)
-        }
-        _ if error.is_io_error() || error.is_connection_dropped() => {
+    match meaning(code) {
+        Some((what, retryable)) => refused(what, retryable),
+        None if error.is_io_error() || error.is_connection_dropped() => {
             let what = format!("the connection failed: {error}");
             Unanswered::Unknown(failed(what, true, None))
         }
-        _ if !code.is_empty() => refused(&format!("the server answered: {detail}"), false),
-        _ => Unanswered::Unknown(failed(format!("{error}"), true, None)),
+        None if !code.is_empty() => refused(&format!("the server answered: {detail}"), false),
+        None => Unanswered::Unknown(failed(format!("{error}"), true, None)),
     }
 }
 

@@ -4,7 +4,7 @@
 local k = at(1)
 local value = call('GET', k.lock) or ''
 local holders, waiters = {}, {}
-if string.sub(value, 1, 1) == '=' then
+if is_shared(value) then
   for _, id in ipairs(call('ZRANGEBYSCORE', k.holders, '(' .. num(now()), '+inf')) do
     holders[#holders + 1] = id
     holders[#holders + 1] = call('HGET', k.held, id) or ''

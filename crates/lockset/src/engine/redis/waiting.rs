@@ -18,6 +18,8 @@ use crate::token::Token;
 
 /// Waiters further back look a little later when a lease ends, so that they do not all come at once.
 const STEP_BACK: Duration = Duration::from_millis(5);
+/// The server tells what is left in whole milliseconds: one more, and it is over.
+const ROUNDED: Duration = Duration::from_millis(1);
 
 /// All claims of this client that wait.
 #[derive(Debug, Default)]
@@ -33,8 +35,9 @@ impl Waiters {
         self.table().get(&id).cloned()
     }
 
-    pub(super) fn remove(&self, id: ClaimId) {
-        self.table().remove(&id);
+    /// This claim waits no more, and shows no more signs of life.
+    pub(super) fn remove(&self, id: ClaimId) -> Option<Arc<Waiter>> {
+        self.table().remove(&id)
     }
 
     /// Those whose next sign of life is due at `now`, or will be soon; and when the next one is.
@@ -100,13 +103,22 @@ impl Waiter {
     }
 
     /// A request sent at `sent` was answered "queued".
-    pub(super) fn queued(&self, sent: Moment, now: Moment, stamp: u64, place: u32, left: Duration) {
+    /// The lease before it has so much left, if it has an end at all: otherwise only the signs of
+    /// life find out that it is over.
+    pub(super) fn queued(
+        &self,
+        sent: Moment,
+        now: Moment,
+        stamp: u64,
+        place: u32,
+        left: Option<Duration>,
+    ) {
         let mut facts = self.facts();
         facts.sent_before = facts.sent_before.max(Some(sent));
         facts.stamp = facts.stamp.max(stamp);
         facts.queued = true;
         facts.beat_at = Some(sent + place_lease(self.claim.ttl) / 3);
-        facts.look_at = Some(now + left + STEP_BACK * place);
+        facts.look_at = left.map(|left| now + left + ROUNDED + STEP_BACK * place);
         let stamp = facts.stamp;
         facts.offer = facts.offer.filter(|(token, _)| *token > stamp);
         drop(facts);
