@@ -18,6 +18,8 @@ const NEEDS: &[Need] = &[
     Need { program: "flock", debian: "util-linux", why: "the yardstick of `lockset run`" },
     Need { program: "mount", debian: "mount", why: "full and read-only file systems" },
     Need { program: "setsid", debian: "util-linux", why: "commands that leave their group" },
+    Need { program: "redis-server", debian: "redis-server", why: "the Redis engine" },
+    Need { program: "redis-cli", debian: "redis-tools", why: "faults of a Redis server" },
 ];
 
 pub(crate) fn setup() -> Outcome {
