@@ -27,16 +27,36 @@ pub struct RedisServer {
 impl RedisServer {
     /// Starts a server and waits until it answers.
     pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts a server with more options.
+    pub fn start_with(options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         // Taken and given back: nobody else is likely to take it in between.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let child = Mutex::new(spawn(folder.path().into(), port));
+        let child = Mutex::new(spawn(folder.path().into(), port, options));
         Self { folder, port, child }
     }
 
     /// The URL of this server.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The port of this server.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What the server answers to this command, as `redis-cli` writes it to a file.
+    pub fn ask(&self, command: &[&str]) -> String {
+        let output = Command::new("redis-cli")
+            .args(["-p", &self.port.to_string()])
+            .args(command)
+            .output()
+            .expect("redis-cli is needed: run `cargo xtask setup`");
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
     }
 
     /// Sends a signal to the server.
@@ -47,10 +67,15 @@ impl RedisServer {
 
     /// Kills the server and starts it again, empty.
     pub fn restart(&self) {
+        self.restart_with(&[]);
+    }
+
+    /// Kills the server and starts it again with more options, on what it has saved.
+    pub fn restart_with(&self, options: &[&str]) {
         let mut child = self.child.lock().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        *child = spawn(self.folder.path().into(), self.port);
+        *child = spawn(self.folder.path().into(), self.port, options);
     }
 }
 
@@ -62,11 +87,12 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(folder: PathBuf, port: u16) -> Child {
+fn spawn(folder: PathBuf, port: u16, options: &[&str]) -> Child {
     let child = Command::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
         .args(["--appendonly", "no", "--dir"])
         .arg(folder)
+        .args(options)
         .stdout(Stdio::null())
         .spawn()
         .expect("redis-server is needed: run `cargo xtask setup`");

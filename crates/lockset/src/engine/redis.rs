@@ -46,6 +46,7 @@ mod waiting;
 const ENGINE: &str = "redis";
 /// How long a request waits for its answer, and a connection for itself.
 const PATIENCE: Duration = Duration::from_secs(2);
+const LEAST_PATIENCE: Duration = Duration::from_millis(50);
 /// How long a withdrawn claim is remembered on the server.
 const MARK_LIFE: Duration = Duration::from_secs(60);
 /// At most this many claims travel in one script.
@@ -224,11 +225,11 @@ async fn show_life(core: Arc<Core>) {
     let mut links = core.link.changes();
     let mut all = false;
     loop {
-        let now = core.clock.now();
-        let (due, next) = core.waiters.due(now, all);
-        for batch in due.chunks(BATCH) {
+        for batch in core.waiters.due(core.clock.now(), all).chunks(BATCH) {
             core.beat(batch).await;
         }
+        // Asked after that: one that was not answered is due again too.
+        let next = core.waiters.next_beat();
         all = tokio::select! {
             () = core.wake.notified() => false,
             () = core.clock.sleep_until(next) => false,
@@ -285,7 +286,12 @@ impl Core {
         let args = [claim.id.to_string(), body, u8::from(wait != Wait::No).to_string()];
         let sent = self.clock.now();
         waiter.sending(sent);
-        let answer = self.run(&self.scripts.acquire, &keys, &args, PATIENCE).await;
+        // Nobody waits longer for an answer than for the lock.
+        let patience = match wait {
+            Wait::Until(deadline) => deadline.since(sent).clamp(LEAST_PATIENCE, PATIENCE),
+            Wait::No | Wait::Forever => PATIENCE,
+        };
+        let answer = self.run(&self.scripts.acquire, &keys, &args, patience).await;
         let answer = self.noting_doubt(claim.id, answer)?;
         self.take_answer(waiter, sent, &answer)
     }

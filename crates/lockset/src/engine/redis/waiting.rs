@@ -40,18 +40,16 @@ impl Waiters {
         self.table().remove(&id)
     }
 
-    /// Those whose next sign of life is due at `now`, or will be soon; and when the next one is.
-    pub(super) fn due(&self, now: Moment, all: bool) -> (Vec<Arc<Waiter>>, Moment) {
-        let mut next = Moment::NEVER;
-        let mut due = Vec::new();
-        for waiter in self.table().values() {
-            match waiter.beat_at() {
-                Some(at) if all || at <= now => due.push(waiter.clone()),
-                Some(at) => next = next.min(at),
-                None => {}
-            }
-        }
-        (due, next)
+    /// Those whose next sign of life is due at `now`; or all.
+    pub(super) fn due(&self, now: Moment, all: bool) -> Vec<Arc<Waiter>> {
+        let is_due = |waiter: &&Arc<Waiter>| waiter.beat_at().is_some_and(|at| all || at <= now);
+        self.table().values().filter(is_due).cloned().collect()
+    }
+
+    /// When the next sign of life is due.
+    pub(super) fn next_beat(&self) -> Moment {
+        let beats = self.table();
+        beats.values().filter_map(|waiter| waiter.beat_at()).min().unwrap_or(Moment::NEVER)
     }
 
     fn table(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Waiter>>> {
