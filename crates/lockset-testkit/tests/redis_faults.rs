@@ -63,10 +63,9 @@ async fn state_with(locks: &Lockset, name: &str, as_told: impl Fn(&LockState) ->
 }
 
 async fn within<T>(limit: Duration, what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(limit, future).await {
-        Ok(answer) => answer,
-        Err(_) => panic!("not within {limit:?}: {what}"),
-    }
+    let answer = tokio::time::timeout(limit, future).await;
+    assert!(answer.is_ok(), "not within {limit:?}: {what}");
+    answer.unwrap()
 }
 
 /// Redis tells of no such thing by itself, so it is asked.

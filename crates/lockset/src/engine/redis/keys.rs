@@ -63,7 +63,8 @@ impl Keys {
 
 /// Redis hashes only what stands between the first `{` and the next `}`, if that is not empty.
 fn has_tag(key: &str) -> bool {
-    key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).is_some_and(|(tag, _)| tag != "")
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    tag.is_some_and(|(tag, _)| !tag.is_empty())
 }
 
 /// The lease of a waiter's place, `q`.
