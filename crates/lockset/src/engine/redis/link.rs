@@ -286,3 +286,18 @@ pub(super) fn again(error: &Error) -> Error {
         _ => Error::Closed,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_within_a_script_is_understood_of_old_servers_too() {
+        let old =
+            "Error running script (call to f_0): @user_script:4: @user_script: 4: -OOM command";
+        assert!(told(old).is_retryable());
+        let new = "WRONGTYPE Operation against a key holding the wrong kind of value";
+        assert!(told(new).to_string().contains("not a lock (WRONGTYPE)"));
+        assert!(told("ERR something else").to_string().contains("something else"));
+    }
+}
