@@ -50,7 +50,7 @@ async fn a_cycle_against_sqlite(url: &str, file: &Path) -> f64 {
     let ours = locks.mutex("bench").unwrap();
     let bare = rusqlite::Connection::open(file).unwrap();
     bare.pragma_update(None, "synchronous", "NORMAL").unwrap();
-    bare.pragma_update(None, "wal_autocheckpoint", 256).unwrap();
+    bare.pragma_update(None, "wal_autocheckpoint", 4000).unwrap();
     bare.execute_batch(
         "CREATE TABLE bare (name TEXT, seq INTEGER, token INTEGER, PRIMARY KEY (name, seq))
          WITHOUT ROWID",

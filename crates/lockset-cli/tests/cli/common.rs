@@ -50,10 +50,11 @@ impl Home {
     /// is not to be played with.
     pub(crate) fn detached(&self, mut command: Command) -> Command {
         self.settle(&mut command);
-        // SAFETY: setsid is async-signal-safe, and nothing else is done.
+        // SAFETY: only async-signal-safe calls.
         unsafe {
             command.pre_exec(|| {
                 rustix::process::setsid()?;
+                forget_ignored_signals();
                 Ok(())
             });
         }
@@ -233,4 +234,13 @@ pub(crate) fn stdout(output: &Output) -> String {
 
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Between fork and exec: whoever started the tests (a shell in the background, `nohup`) may have
+/// had signals ignored, and they are to be obeyed here.
+pub(crate) fn forget_ignored_signals() {
+    for signal in 1..=31 {
+        // SAFETY: async-signal-safe; KILL and STOP answer with an error, which changes nothing.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
 }

@@ -38,6 +38,7 @@ impl Terminal {
             command.pre_exec(|| {
                 rustix::process::setsid()?;
                 rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+                crate::common::forget_ignored_signals();
                 Ok(())
             });
         }

@@ -53,6 +53,13 @@ impl Place {
         Ok(Self { path, device: found.dev(), inode: found.ino() })
     }
 
+    /// Where SQLite keeps its log.
+    pub(super) fn log(&self) -> PathBuf {
+        let mut log = self.path().as_os_str().to_owned();
+        log.push("-wal");
+        log.into()
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

@@ -1,6 +1,7 @@
 //! The SQLite file: opening it, and running transactions on it.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -21,15 +22,25 @@ use crate::fork;
 const APPLICATION_ID: i32 = 0x4C6B_7374;
 /// The stored format.
 const FORMAT: i32 = 1;
-/// A log of so many pages is written back. The more, the fewer syncs; the fewer, the faster the
-/// first process after a pause reads it again.
-const CHECKPOINT_PAGES: u32 = 256;
+/// After so many transactions of this client, or if the log is so long at the start, it is written
+/// back in the background. The more, the fewer syncs; the fewer, the faster the first process after
+/// a pause reads it again.
+const WRITE_BACK_EVERY: u32 = 500;
+const WRITE_BACK_FROM: u64 = 1 << 21;
+/// A log of so many pages is written back by whoever wrote the last one, while others wait.
+const CHECKPOINT_PAGES: u32 = 4000;
+/// So long, in ns, nobody looks again whether the path still leads to the file: a look costs as
+/// much as a statement, and the file can be replaced right after it anyway.
+const LOOK_EVERY: u64 = 1_000_000;
 /// The longest pause between two attempts on a file that others write to all the time.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// How long others may take to set the file up.
 const SETTING_UP: Duration = Duration::from_secs(5);
 
+const FLAGS: OpenFlags = OpenFlags::SQLITE_OPEN_READ_WRITE
+    .union(OpenFlags::SQLITE_OPEN_NO_MUTEX)
+    .union(OpenFlags::SQLITE_OPEN_PRIVATE_CACHE);
 const WRITE: &str = "BEGIN IMMEDIATE";
 const READ: &str = "BEGIN";
 
@@ -47,6 +58,7 @@ pub(super) struct Store {
     runtime: tokio::runtime::Handle,
     forks: u32,
     books: Mutex<Books>,
+    writing_back: Arc<AtomicBool>,
 }
 
 /// What one transaction at a time may use.
@@ -59,6 +71,10 @@ struct Books {
     opened: u64,
     withdrawn: Withdrawn,
     watches: Watches,
+    /// Transactions since the log was last written back.
+    writes: u32,
+    /// When the path was last seen to lead to the file.
+    looked: u64,
 }
 
 /// The rows that this client's watches have in the file.
@@ -94,7 +110,7 @@ impl Store {
         place.unchanged()?;
         let inbox = Inbox::open(place.path(), options.mode, &runtime)?;
         inbox.sweep();
-        Ok(Self {
+        let store = Self {
             inbox,
             processes,
             time: MachineTime::of_this_process(),
@@ -106,9 +122,35 @@ impl Store {
                 opened: 1,
                 withdrawn: Withdrawn::default(),
                 watches: Watches::default(),
+                writes: 0,
+                looked: 0,
             }),
+            writing_back: Arc::default(),
             place,
-        })
+        };
+        if std::fs::metadata(store.place.log()).is_ok_and(|log| log.len() > WRITE_BACK_FROM) {
+            store.write_back();
+        }
+        Ok(store)
+    }
+
+    /// Writes the log back to the file, on another thread and by another connection: that waits for
+    /// the disk, and nobody should wait with it.
+    fn write_back(&self) {
+        if self.writing_back.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (path, done) = (self.place.path().to_owned(), self.writing_back.clone());
+        self.runtime.spawn_blocking(move || {
+            let written = Connection::open_with_flags(&path, FLAGS).and_then(|db| {
+                db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+                db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+            });
+            if let Err(error) = written {
+                tracing::debug!(%error, "the log was not written back; somebody else will");
+            }
+            done.store(false, Ordering::Release);
+        });
     }
 
     /// Whether this is a child of the process that opened the file. SQLite's locks do not survive
@@ -205,7 +247,11 @@ impl Store {
             if books.closed {
                 return Err(Error::Closed);
             }
-            self.place.unchanged()?;
+            let now = self.time.now();
+            if now.saturating_sub(books.looked) > LOOK_EVERY {
+                self.place.unchanged()?;
+                books.looked = now;
+            }
             // Out of the books while it is used: if that ends in a panic, the connection closes,
             // and neither its transaction nor the lock on the file stays behind.
             let db = match books.connection.take() {
@@ -234,7 +280,14 @@ impl Store {
                 false => tracing::warn!(path = %self.place.path().display(), "opening it again"),
             }
             match outcome {
-                Ok(done) => (done, letters),
+                Ok(done) => {
+                    books.writes += u32::from(begin == WRITE);
+                    if books.writes >= WRITE_BACK_EVERY {
+                        books.writes = 0;
+                        self.write_back();
+                    }
+                    (done, letters)
+                }
                 Err(error) if is_busy(&error) => return Ok(None),
                 Err(error) => return Err(explain(&self.place, error)),
             }
@@ -443,10 +496,7 @@ fn boot_offset(offsets: &str) -> Option<i64> {
 }
 
 fn connect(place: &Place) -> Sql<Result<Connection>> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
-        | OpenFlags::SQLITE_OPEN_NO_MUTEX
-        | OpenFlags::SQLITE_OPEN_PRIVATE_CACHE;
-    let mut db = Connection::open_with_flags(place.path(), flags)?;
+    let mut db = Connection::open_with_flags(place.path(), FLAGS)?;
     // While it is set up there is time: another process may be doing the same.
     db.busy_timeout(SETTING_UP)?;
     db.set_prepared_statement_cache_capacity(64);
