@@ -61,7 +61,8 @@ pub struct RedisOptions {
     pub url: String,
     /// What every key begins with.
     pub prefix: String,
-    /// After how long unused a name's fence is forgotten; the clock then keeps tokens growing.
+    /// How long after the clock last lifted it a name's fence is forgotten; the clock then keeps
+    /// tokens growing.
     pub fence_idle: Duration,
 }
 

@@ -13,7 +13,8 @@ if owner == id and held == token then
     call('SET', k.lock, id .. ':' .. to .. ':' .. flag .. ':' .. ttl .. ':' .. note, 'PX', left)
   else
     call('DEL', k.lock)
-    hold(k, { id = id, mode = 's', take = 0, ttl = tonumber(ttl), note = note }, tonumber(token), left)
+    local reader = { id = id, mode = 's', take = 0, ttl = tonumber(ttl), note = note }
+    hold(k, reader, tonumber(token), left)
     hand_on(k, nil)
   end
   return { 'done' }

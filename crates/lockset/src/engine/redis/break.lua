@@ -1,5 +1,5 @@
--- KEYS the name's seven; ARGV now (1|0). Answers who held: value and what is left if exclusive, then
--- the other holders as of look. Holders learn by their next renewal, or by the caller.
+-- KEYS the name's seven; ARGV now (1|0). Answers who held: value and what is left if exclusive,
+-- then the other holders as of look. Holders learn by their next renewal, or by the caller.
 local k = at(1)
 local value = value_of(k) or ''
 local owner, token, _, ttl, note = holder_of(value)

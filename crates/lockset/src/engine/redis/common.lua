@@ -1,5 +1,6 @@
 -- What the scripts share. A script is this text followed by its own; `at(i)` opens the name whose
--- seven keys begin at KEYS[i]. Answers are arrays of strings and numbers; the first word says which.
+-- seven keys begin at KEYS[i]. Answers are arrays of strings and numbers; the first word says
+-- which.
 --
 -- The keys of one name, all in one hash slot:
 --   lock     STRING  exclusive: id:token:flag:ttl:note. Readers out: '=s'. Permits out: '=p:limit'.
@@ -37,7 +38,8 @@ local function parse(id, body)
   local q, f, ttl, mode, take, limit, floor, inbox, note =
     string.match(body, '^(%d+)|(%d+)|(%d+)|(%a)|(%d+)|(%d+)|(!?%d+)|([^|]*)|(.*)$')
   return { id = id, body = body, q = tonumber(q), f = tonumber(f), ttl = tonumber(ttl), mode = mode,
-           take = tonumber(take), limit = tonumber(limit), floor = floor, inbox = inbox, note = note }
+           take = tonumber(take), limit = tonumber(limit), floor = floor, inbox = inbox,
+           note = note }
 end
 
 -- The next ticket or token: above all before, and not below the clock after lost state.

@@ -1,5 +1,5 @@
--- KEYS seven per claim; ARGV per claim id, token, ttl, add (1: the ttl is added to what is left, for
--- a fixed lease that began short). Answers per claim: renewed left | revoked | lost |
+-- KEYS seven per claim; ARGV per claim id, token, ttl, add (1: the ttl is added to what is left,
+-- for a fixed lease that began short). Answers per claim: renewed left | revoked | lost |
 -- failed why.
 local function renew(k, id, token, ttl, add)
   local value = value_of(k)

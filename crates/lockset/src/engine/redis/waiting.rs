@@ -16,7 +16,7 @@ use crate::engine::{Claim, ClaimId, Grant, drift};
 use crate::hash::FastMap;
 use crate::token::Token;
 
-/// Waiters further back look a little later when a lease ends, so that they do not all come at once.
+/// Waiters further back look a little later when a lease ends: they must not all come at once.
 const STEP_BACK: Duration = Duration::from_millis(5);
 /// The server tells what is left in whole milliseconds: one more, and it is over.
 const ROUNDED: Duration = Duration::from_millis(1);
