@@ -18,7 +18,13 @@ const NEEDS: &[Need] = &[
     Need { program: "flock", debian: "util-linux", why: "the yardstick of `lockset run`" },
     Need { program: "mount", debian: "mount", why: "full and read-only file systems" },
     Need { program: "setsid", debian: "util-linux", why: "commands that leave their group" },
+    Need { program: "redis-server", debian: "redis-server", why: "the Redis engine" },
+    Need { program: "redis-cli", debian: "redis-tools", why: "faults of a Redis server" },
 ];
+
+/// Packages that start a service when they are installed. The tests start servers of their own and
+/// must meet no other.
+const SERVICES: &[&str] = &["redis-server"];
 
 pub(crate) fn setup() -> Outcome {
     let missing: Vec<&Need> = NEEDS.iter().filter(|need| !installed(need.program)).collect();
@@ -33,6 +39,8 @@ pub(crate) fn setup() -> Outcome {
     packages.sort_unstable();
     packages.dedup();
     install(&packages)?;
+    // Only what was just installed: a service that was there before is somebody's.
+    SERVICES.iter().filter(|name| packages.contains(name)).try_for_each(|name| stop(name))?;
     match missing.iter().find(|need| !installed(need.program)) {
         None => Ok(()),
         Some(need) => Err(format!("`{}` is still missing after the installation", need.program)),
@@ -62,6 +70,20 @@ fn install(packages: &[&str]) -> Outcome {
     match apt(&args) || (apt(&["update"]) && apt(&args)) {
         true => Ok(()),
         false => Err(format!("apt-get failed; {}", by_hand())),
+    }
+}
+
+fn stop(service: &str) -> Outcome {
+    let run = |program: &str, args: &[&str]| {
+        Command::new(program).args(args).status().is_ok_and(|status| status.success())
+    };
+    let stopped = match Path::new("/run/systemd/system").exists() {
+        true => run("systemctl", &["disable", "--now", service]),
+        false => run("service", &[service, "stop"]) && run("update-rc.d", &[service, "disable"]),
+    };
+    match stopped {
+        true => Ok(()),
+        false => Err(format!("the service {service} may be running; stop and disable it")),
     }
 }
 

@@ -13,9 +13,11 @@ use crate::tools;
 
 mod local;
 mod memory;
+mod redis;
 
 pub use local::LocalStage;
 pub use memory::MemoryStage;
+pub use redis::{RedisServer, RedisStage};
 
 /// One home, empty at first, with clients, processes, faults and time as the laws need them. Every
 /// law gets a fresh one.

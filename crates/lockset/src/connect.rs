@@ -13,7 +13,8 @@ use crate::locks::Lockset;
 use crate::token::Token;
 
 /// The engines there are, as their URLs are written.
-const ENGINES: &[&str] = &["memory:", "local:", "local:/path/file.db"];
+const ENGINES: &[&str] =
+    &["memory:", "local:", "local:/path/file.db", "redis://host:port", "rediss://host:port"];
 
 /// How to connect, where a URL alone does not say it. Made by [`Lockset::builder`].
 ///
@@ -79,7 +80,8 @@ impl Builder {
         let mut settings = self.settings.clone();
         settings.token_base = url.token_base()?;
         // On the keeper's runtime, so that the engine's tasks live and die with the keeper.
-        let engine = keeper.runtime().spawn(async move { open(&url, self.holder_process) }).await;
+        let engine =
+            keeper.runtime().spawn(async move { open(&url, self.holder_process).await }).await;
         let engine = engine.map_err(|error| Error::Unreachable {
             engine: "keeper",
             what: "its thread ended while connecting".to_owned(),
@@ -98,7 +100,7 @@ impl std::fmt::Debug for Builder {
     }
 }
 
-fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn Engine>> {
+async fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn Engine>> {
     match url.scheme.as_str() {
         "memory" => {
             url.allow_options(&[])?;
@@ -108,6 +110,7 @@ fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn Engine>>
             })
         }
         "local" => open_local(url, holder_process),
+        "redis" | "rediss" => open_redis(url).await,
         other => Err(Error::invalid("engine", other, format!("there are {}", known_engines()))),
     }
 }
@@ -139,7 +142,28 @@ fn open_local(_: &EngineUrl, _: Option<u32>) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("local"))
 }
 
-#[cfg_attr(feature = "local", expect(dead_code, reason = "every engine is compiled in"))]
+#[cfg(feature = "redis")]
+async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
+    use crate::engine::redis::{Redis, RedisOptions};
+
+    url.allow_options(&["prefix"])?;
+    let mut options =
+        RedisOptions { url: format!("{}:{}", url.scheme, url.rest), ..RedisOptions::default() };
+    if let Some(prefix) = url.option("prefix") {
+        options.prefix = prefix.to_owned();
+    }
+    Ok(Arc::new(Redis::connect(options).await?))
+}
+
+#[cfg(not(feature = "redis"))]
+async fn open_redis(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
+    Err(not_compiled_in("redis"))
+}
+
+#[cfg_attr(
+    all(feature = "local", feature = "redis"),
+    expect(dead_code, reason = "every engine is compiled in")
+)]
 fn not_compiled_in(engine: &'static str) -> Error {
     let what = format!("being used: it was not compiled in; enable the cargo feature `{engine}`");
     Error::Unsupported { engine, what }

@@ -21,6 +21,8 @@ use crate::token::Token;
 pub mod local;
 pub mod memory;
 mod queue;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod watch;
 mod withdrawn;
 

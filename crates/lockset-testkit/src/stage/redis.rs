@@ -1,0 +1,163 @@
+//! One Redis server of its own, the machine's own time.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lockset::Lockset;
+use lockset::clock::Clock;
+use lockset::engine::Engine;
+use lockset::engine::redis::{Redis, RedisOptions};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Stage, Time};
+use crate::process::{Judging, Process};
+
+/// A `redis-server` without persistence on a free port, killed when dropped.
+#[derive(Debug)]
+pub struct RedisServer {
+    folder: tempfile::TempDir,
+    port: u16,
+    child: Mutex<Child>,
+}
+
+impl RedisServer {
+    /// Starts a server and waits until it answers.
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts a server with more options.
+    pub fn start_with(options: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        // Taken and given back: nobody else is likely to take it in between.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let child = Mutex::new(spawn(folder.path().into(), port, options));
+        Self { folder, port, child }
+    }
+
+    /// The URL of this server.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The port of this server.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What the server answers to this command, as `redis-cli` writes it to a file.
+    pub fn ask(&self, command: &[&str]) -> String {
+        let output = Command::new("redis-cli")
+            .args(["-p", &self.port.to_string()])
+            .args(command)
+            .output()
+            .expect("redis-cli is needed: run `cargo xtask setup`");
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// Sends a signal to the server.
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.child.lock().unwrap().id();
+        kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+    }
+
+    /// Kills the server and starts it again, empty.
+    pub fn restart(&self) {
+        self.restart_with(&[]);
+    }
+
+    /// Kills the server and starts it again with more options, on what it has saved.
+    pub fn restart_with(&self, options: &[&str]) {
+        let mut child = self.child.lock().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        *child = spawn(self.folder.path().into(), self.port, options);
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        let mut child = self.child.lock().unwrap();
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+fn spawn(folder: PathBuf, port: u16, options: &[&str]) -> Child {
+    let child = Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+        .args(["--appendonly", "no", "--dir"])
+        .arg(folder)
+        .args(options)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server is needed: run `cargo xtask setup`");
+    let began = Instant::now();
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(began.elapsed() < Duration::from_secs(10), "redis-server does not answer");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+/// One server for one law.
+#[derive(Debug)]
+pub struct RedisStage {
+    server: RedisServer,
+    actor: &'static str,
+}
+
+impl RedisStage {
+    /// An empty home; see [`LocalStage::start`](super::LocalStage::start).
+    pub fn start(actor: &'static str) -> Self {
+        Self { server: RedisServer::start(), actor }
+    }
+}
+
+#[async_trait]
+impl Stage for RedisStage {
+    fn time(&self) -> Time {
+        Time::Real
+    }
+
+    fn clock(&self) -> Clock {
+        Clock::boot()
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(1200)
+    }
+
+    async fn client(&self) -> Lockset {
+        Lockset::connect(&self.server.url()).await.unwrap()
+    }
+
+    async fn engine(&self) -> Arc<dyn Engine> {
+        let options = RedisOptions { url: self.server.url(), ..RedisOptions::default() };
+        Arc::new(Redis::connect(options).await.unwrap())
+    }
+
+    async fn elsewhere(&self) -> Lockset {
+        Lockset::connect(&format!("{}?prefix=elsewhere:", self.server.url())).await.unwrap()
+    }
+
+    async fn freeze(&self) {
+        self.server.signal(Signal::STOP);
+    }
+
+    async fn thaw(&self) {
+        self.server.signal(Signal::CONT);
+    }
+
+    async fn restart(&self) {
+        self.server.restart();
+    }
+
+    async fn process(&self) -> Option<Process> {
+        Some(Process::start(self.actor, &self.server.url(), Judging::ByTheGuard))
+    }
+}

@@ -1,0 +1,654 @@
+//! What the Redis engine makes of faults: each has a clear outcome, seen on a real server.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use lockset::{Break, Error, Guard, LockState, Lockset, LossReason, State};
+use lockset_testkit::stage::RedisServer;
+use tokio::task::JoinHandle;
+
+/// The place of a waiter then lives for 1.5 s and is refreshed every 500 ms.
+const TTL: Duration = Duration::from_secs(3);
+/// Too short for any lease to run out.
+const SOON: Duration = Duration::from_millis(750);
+/// A third of the ttl, and the time that an answer takes on a busy machine.
+const BY_RENEWAL: Duration = Duration::from_millis(1500);
+/// A third of a place's lease, likewise.
+const BY_SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+
+async fn client(url: &str) -> Lockset {
+    client_with(TTL, url).await
+}
+
+async fn client_with(ttl: Duration, url: &str) -> Lockset {
+    Lockset::builder(url).ttl(ttl).connect().await.unwrap()
+}
+
+async fn lock(locks: &Lockset, name: &str) -> Guard {
+    within(SOON, "a free lock", locks.mutex(name).unwrap().lock()).await.unwrap()
+}
+
+async fn is_free(locks: &Lockset, name: &str) -> bool {
+    match locks.mutex(name).unwrap().try_lock().await.unwrap() {
+        None => false,
+        Some(guard) => guard.release().await.is_ok(),
+    }
+}
+
+/// Somebody waits for the lock, and the server knows.
+async fn waiter(locks: &Lockset, name: &str) -> JoinHandle<lockset::Result<Guard>> {
+    let before = locks.inspect(name).await.unwrap().waiters.len();
+    let mutex = locks.mutex(name).unwrap();
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    state_with(locks, name, |state| state.waiters.len() > before).await;
+    waiting
+}
+
+async fn served(limit: Duration, waiting: JoinHandle<lockset::Result<Guard>>) -> Guard {
+    within(limit, "the waiter is served", waiting).await.unwrap().unwrap()
+}
+
+async fn lost(limit: Duration, guard: &Guard) -> LossReason {
+    within(limit, "the holder is told", guard.lost()).await
+}
+
+async fn state_with(locks: &Lockset, name: &str, as_told: impl Fn(&LockState) -> bool) {
+    let mut states = locks.watch_name(name).unwrap();
+    let found = async { while !as_told(&states.next().await.unwrap().unwrap()) {} };
+    within(Duration::from_secs(5), "the state that is waited for", found).await;
+}
+
+async fn within<T>(limit: Duration, what: &str, future: impl Future<Output = T>) -> T {
+    let answer = tokio::time::timeout(limit, future).await;
+    assert!(answer.is_ok(), "not within {limit:?}: {what}");
+    answer.unwrap()
+}
+
+/// Redis tells of no such thing by itself, so it is asked.
+async fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !happened() {
+        assert!(began.elapsed() < Duration::from_secs(10), "it did not happen: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The message with its causes, and whether trying again may help.
+fn told(error: &Error) -> (String, bool) {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    (text, error.is_retryable())
+}
+
+#[track_caller]
+fn assert_told(error: &Error, words: &str, retryable: bool) {
+    let (text, may_help) = told(error);
+    assert!(text.contains(words), "{words:?} is not in {text:?}");
+    assert_eq!(may_help, retryable, "{text}");
+}
+
+/// Cuts every connection of lockset, and returns when as many stand again.
+async fn kill_connections(server: &RedisServer, count: usize) {
+    let killed = server.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    assert_eq!(killed, count.to_string());
+    until("the connections stand again", || {
+        let list = server.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        list.lines().filter(|line| line.contains(" cmd=")).count() == count
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flushed_scripts_are_loaded_again() {
+    let server = RedisServer::start();
+    let (ours, theirs) = (client(&server.url()).await, client(&server.url()).await);
+    let guard = lock(&ours, "flushed").await;
+    let waiting = waiter(&theirs, "flushed").await;
+    server.ask(&["SCRIPT", "FLUSH"]);
+    guard.release().await.unwrap();
+    let guard = served(SOON, waiting).await;
+    server.ask(&["SCRIPT", "FLUSH"]);
+    assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_connection_costs_neither_lock_nor_place() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let (ours, first, second) = (client(&url).await, client(&url).await, client(&url).await);
+    let guard = lock(&ours, "cut").await;
+    let (first, second) = (waiter(&first, "cut").await, waiter(&second, "cut").await);
+    let line = || server.ask(&["ZRANGE", "{lockset:cut}:queue", "0", "-1", "WITHSCORES"]);
+    let before = line();
+    kill_connections(&server, 3).await;
+    assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
+    kill_connections(&server, 3).await;
+    assert_eq!(line(), before, "the places were kept");
+    guard.release().await.unwrap();
+    let guard = served(SOON, first).await;
+    assert!(!second.is_finished(), "the order was kept");
+    guard.release().await.unwrap();
+    served(SOON, second).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_state_is_told_and_waiters_are_served() {
+    let server = RedisServer::start();
+    let (ours, theirs) = (client(&server.url()).await, client(&server.url()).await);
+    let guard = lock(&ours, "flushed").await;
+    let waiting = waiter(&theirs, "flushed").await;
+    server.ask(&["FLUSHALL"]);
+    let next = served(BY_SIGN_OF_LIFE, waiting).await;
+    assert_eq!(lost(BY_RENEWAL, &guard).await, LossReason::Forgotten);
+    assert!(next.token() > guard.token());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_comes_back_empty_has_lost_the_locks() {
+    let server = RedisServer::start();
+    let (ours, theirs) = (client(&server.url()).await, client(&server.url()).await);
+    let guard = lock(&ours, "restarted").await;
+    let waiting = waiter(&theirs, "restarted").await;
+    server.restart();
+    let next = served(TTL * 2, waiting).await;
+    assert_eq!(lost(TTL, &guard).await, LossReason::Forgotten);
+    assert!(next.token() > guard.token());
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acquisition_whose_answer_was_lost_is_asked_for_by_its_id() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server);
+    let (ours, theirs) = (client(&proxy.url()).await, client(&server.url()).await);
+    is_free(&ours, "unanswered").await;
+    proxy.swallow_answers();
+    let mutex = ours.mutex("unanswered").unwrap();
+    let asking = tokio::spawn(async move { mutex.lock().await });
+    proxy.until("an answer is lost", |seen| seen.swallowed > 0);
+    let holder = server.ask(&["GET", "lockset:unanswered"]);
+    assert!(!holder.is_empty(), "it was executed");
+    proxy.cut();
+    let guard = served(SOON, asking).await;
+    assert!(holder.starts_with(&guard.claim_id().to_string()), "the same claim holds");
+    assert!(!is_free(&theirs, "unanswered").await);
+    guard.release().await.unwrap();
+    assert!(is_free(&theirs, "unanswered").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_arrives_after_the_release_takes_nothing() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server);
+    let (ours, theirs) = (client(&proxy.url()).await, client(&server.url()).await);
+    is_free(&ours, "late").await;
+    proxy.hold_requests();
+    let mutex = ours.mutex("late").unwrap();
+    let asking = tokio::spawn(async move { mutex.lock().await });
+    proxy.until("a request is held back", |seen| seen.held > 0);
+    proxy.cut();
+    let guard = served(SOON, asking).await;
+    guard.release().await.unwrap();
+    proxy.deliver_late();
+    assert_eq!(server.ask(&["GET", "lockset:late"]), "");
+    assert!(is_free(&theirs, "late").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_withdrawn_claim_stays_withdrawn_when_its_request_arrives_late() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server);
+    let (ours, theirs) = (client(&proxy.url()).await, client(&server.url()).await);
+    is_free(&ours, "withdrawn").await;
+    proxy.hold_requests();
+    let began = Instant::now();
+    let patience = Duration::from_millis(200);
+    let error = ours.mutex("withdrawn").unwrap().lock_within(patience).await.unwrap_err();
+    assert_told(&error, "no answer within", true);
+    assert!(began.elapsed() < patience + SOON, "it waited longer than it was told to");
+    proxy.cut();
+    until("it is withdrawn", || server.ask(&["KEYS", "*:mark:*"]).contains("withdrawn")).await;
+    proxy.deliver_late();
+    assert_eq!(server.ask(&["GET", "lockset:withdrawn"]), "");
+    assert!(is_free(&theirs, "withdrawn").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_whose_answer_was_lost_has_handed_over_once() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server);
+    let (ours, theirs) = (client(&proxy.url()).await, client(&server.url()).await);
+    is_free(&ours, "handed").await;
+    let guard = lock(&ours, "handed").await;
+    let waiting = waiter(&theirs, "handed").await;
+    proxy.swallow_answers();
+    let releasing = tokio::spawn(guard.release());
+    let next = served(SOON, waiting).await;
+    proxy.until("an answer is lost", |seen| seen.swallowed > 0);
+    proxy.cut();
+    let error = within(SOON, "it is told", releasing).await.unwrap().unwrap_err();
+    assert_told(&error, "the connection failed", true);
+    until("the rest is withdrawn", || server.ask(&["KEYS", "*:mark:*"]).contains("handed")).await;
+    next.confirm().await.unwrap();
+    assert!(!is_free(&ours, "handed").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_answer_was_lost_stands_in_line_once() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server);
+    let (ours, theirs) = (client(&server.url()).await, client(&proxy.url()).await);
+    is_free(&theirs, "line").await;
+    let guard = lock(&ours, "line").await;
+    proxy.swallow_answers();
+    let mutex = theirs.mutex("line").unwrap();
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    proxy.until("an answer is lost", |seen| seen.swallowed > 0);
+    let place = server.ask(&["ZRANGE", "{lockset:line}:queue", "0", "-1", "WITHSCORES"]);
+    assert_eq!(place.lines().count(), 2, "it was executed");
+    proxy.cut();
+    until("it is back", || server.ask(&["PUBSUB", "CHANNELS"]).lines().count() == 2).await;
+    let beats = executed(&server);
+    until("it asked again", || executed(&server) > beats + 1).await;
+    let now = server.ask(&["ZRANGE", "{lockset:line}:queue", "0", "-1", "WITHSCORES"]);
+    assert_eq!(now, place, "the same claim, in the same place");
+    guard.release().await.unwrap();
+    served(SOON, waiting).await.release().await.unwrap();
+    assert!(is_free(&ours, "line").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_took_the_next_along_is_cleared_up_when_its_answer_was_lost() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server);
+    let (ours, theirs) = (client(&proxy.url()).await, client(&server.url()).await);
+    is_free(&ours, "along").await;
+    let guard = lock(&ours, "along").await;
+    let mutex = ours.mutex("along").unwrap();
+    let mut next = Box::pin(async move { mutex.lock().await });
+    assert!(futures_util::poll!(&mut next).is_pending(), "it stands in line behind the guard");
+    proxy.swallow_answers();
+    let releasing = tokio::spawn(guard.release());
+    proxy.until("an answer is lost", |seen| seen.swallowed > 0);
+    proxy.cut();
+    within(SOON, "it is told", releasing).await.unwrap().unwrap_err();
+    let next = served(TTL, tokio::spawn(next)).await;
+    let holder = server.ask(&["GET", "lockset:along"]);
+    assert!(holder.starts_with(&next.claim_id().to_string()), "{holder}");
+    assert!(!is_free(&theirs, "along").await);
+    next.release().await.unwrap();
+    assert!(is_free(&theirs, "along").await, "nothing is left behind");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_without_a_connection_is_passed_over_and_keeps_its_place() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server);
+    // So long that no place ends during the test.
+    let ttl = Duration::from_secs(20);
+    let (ours, theirs) =
+        (client_with(ttl, &server.url()).await, client_with(ttl, &proxy.url()).await);
+    let others = client_with(ttl, &server.url()).await;
+    let guard = lock(&ours, "deaf").await;
+    let waiting = waiter(&theirs, "deaf").await;
+    proxy.refuse(true);
+    proxy.cut();
+    until("the server saw it go", || server.ask(&["PUBSUB", "CHANNELS"]).lines().count() == 2)
+        .await;
+    guard.release().await.unwrap();
+    let guard = ours.mutex("deaf").unwrap().try_lock().await.unwrap().expect("it is free");
+    let last = waiter(&others, "deaf").await;
+    proxy.refuse(false);
+    until("it is back", || server.ask(&["PUBSUB", "CHANNELS"]).lines().count() == 3).await;
+    guard.release().await.unwrap();
+    served(SOON, waiting).await.release().await.unwrap();
+    served(SOON, last).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_another_type_is_refused_and_costs_only_its_own_lock() {
+    let server = RedisServer::start();
+    let ours = client(&server.url()).await;
+    server.ask(&["HSET", "lockset:typed", "a", "b"]);
+    let error = ours.mutex("typed").unwrap().lock().await.unwrap_err();
+    assert_told(&error, "something that is not a lock (WRONGTYPE)", false);
+    let (hit, spared) = (lock(&ours, "hit").await, lock(&ours, "spared").await);
+    server.ask(&["DEL", "lockset:hit"]);
+    server.ask(&["HSET", "lockset:hit", "a", "b"]);
+    assert_eq!(lost(BY_RENEWAL, &hit).await, LossReason::Forgotten);
+    assert!(tokio::time::timeout(TTL, spared.lost()).await.is_err());
+    let listed: Vec<_> = ours.list("").await.unwrap();
+    assert_eq!(listed.len(), 1, "{listed:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_user_is_told_what_to_check_and_secrets_are_not_shown() {
+    let server = RedisServer::start_with(&["--requirepass", "right-secret"]);
+    let with = |who: &str| format!("redis://{who}127.0.0.1:{}", server.port());
+    let words = "check user, password and ACL rules";
+    for who in ["", ":wrong-secret@", "nobody:wrong-secret@"] {
+        let error = Lockset::connect(&with(who)).await.unwrap_err();
+        assert_told(&error, words, false);
+        let shown = format!("{error:?} {}", told(&error).0);
+        assert!(!shown.contains("-secret"), "{shown}");
+    }
+    let url = with(":right-secret@");
+    let ours = client(&url).await;
+    assert!(is_free(&ours, "refused").await);
+    let builder = Lockset::builder(&url);
+    let options = lockset::engine::redis::RedisOptions { url, ..Default::default() };
+    let engine = lockset::engine::redis::Redis::connect(options.clone()).await.unwrap();
+    let shown = format!("{ours:?} {builder:?} {options:?} {engine:?}");
+    assert!(!shown.contains("-secret"), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_is_not_taken_for_a_master() {
+    let (master, replica) = (RedisServer::start(), RedisServer::start());
+    let ours = client(&replica.url()).await;
+    replica.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    let patience = Duration::from_millis(200);
+    let error = ours.mutex("demoted").unwrap().lock_within(patience).await.unwrap_err();
+    assert_told(&error, "the server is a replica", true);
+    let error = Lockset::connect(&replica.url()).await.unwrap_err();
+    assert_told(&error, "the server is a replica", true);
+    replica.ask(&["REPLICAOF", "NO", "ONE"]);
+    lock(&ours, "demoted").await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_memory_locks_are_kept_and_given_back_but_not_taken() {
+    let server = RedisServer::start();
+    let (ours, theirs) = (client(&server.url()).await, client(&server.url()).await);
+    let guard = lock(&ours, "kept").await;
+    let waiting = waiter(&theirs, "kept").await;
+    server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let error = ours.mutex("new").unwrap().try_lock().await.unwrap_err();
+    assert_told(&error, "out of memory", true);
+    assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
+    guard.release().await.unwrap();
+    assert_eq!(server.ask(&["GET", "lockset:kept"]), "");
+    server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    served(TTL, waiting).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_evicted_lock_is_told() {
+    let server = RedisServer::start();
+    let ours = client(&server.url()).await;
+    let guard = lock(&ours, "evicted").await;
+    let reader = ours.rwlock("read").unwrap().read().await.unwrap();
+    server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+    server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    until("all keys are evicted", || server.ask(&["DBSIZE"]) == "0").await;
+    assert_eq!(lost(BY_RENEWAL, &guard).await, LossReason::Forgotten);
+    assert_eq!(lost(BY_RENEWAL, &reader).await, LossReason::Forgotten);
+    server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(lock(&ours, "evicted").await.token() > guard.token());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_whose_key_went_are_told_although_the_rest_is_there() {
+    let server = RedisServer::start();
+    let (ours, theirs) = (client(&server.url()).await, client(&server.url()).await);
+    let reader = ours.rwlock("read").unwrap().read().await.unwrap();
+    server.ask(&["DEL", "lockset:read"]);
+    let writer = theirs.rwlock("read").unwrap().try_write().await.unwrap().expect("it is free");
+    assert_eq!(lost(BY_RENEWAL, &reader).await, LossReason::Forgotten);
+    writer.confirm().await.unwrap();
+    let next = ours.rwlock("read").unwrap();
+    writer.release().await.unwrap();
+    assert!(next.try_write().await.unwrap().is_some(), "no reader is left");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_still_loads_is_waited_for() {
+    let server = RedisServer::start();
+    let filling: Vec<String> = (0..400).map(|key| format!("filling:{key}")).collect();
+    let pairs = filling.iter().flat_map(|key| [key.as_str(), "x"]);
+    server.ask(&["MSET"].into_iter().chain(pairs).collect::<Vec<_>>());
+    server.ask(&["SAVE"]);
+    let slowly = ["--key-load-delay", "5000", "--loading-process-events-interval-bytes", "1024"];
+    server.restart_with(&slowly);
+    let ours = client(&server.url()).await;
+    let error = ours.mutex("loading").unwrap().try_lock().await.unwrap_err();
+    assert_told(&error, "loading its data", true);
+    let waiting = ours.mutex("loading").unwrap();
+    within(Duration::from_secs(10), "it is loaded", waiting.lock())
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn foreign_locks_exclude_ours_and_end_for_us() {
+    let server = RedisServer::start();
+    let (ours, theirs) = (client(&server.url()).await, client(&server.url()).await);
+    let take = |more: &[&str]| server.ask(&[&["SET", "lockset:foreign", "x", "NX"], more].concat());
+    assert_eq!(take(&["PX", "1500"]), "OK");
+    assert!(!is_free(&ours, "foreign").await);
+    let guard = served(Duration::from_millis(1500) + SOON, waiter(&ours, "foreign").await).await;
+    assert_eq!(take(&["PX", "1500"]), "", "ours excludes theirs");
+    guard.release().await.unwrap();
+    assert_eq!(take(&[]), "OK", "without an end");
+    let mut waiting = waiter(&ours, "foreign").await;
+    let behind = waiter(&theirs, "foreign").await;
+    let before = executed(&server);
+    assert!(tokio::time::timeout(TTL, &mut waiting).await.is_err(), "theirs excludes ours");
+    let asked = executed(&server) - before;
+    assert!(asked <= 16, "two waiters asked {asked} times in the time of 6 signs of life each");
+    server.ask(&["DEL", "lockset:foreign"]);
+    served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    served(SOON, behind).await.release().await.unwrap();
+    let reader = ours.rwlock("foreign").unwrap().read().await.unwrap();
+    assert_eq!(take(&["PX", "1500"]), "", "readers exclude theirs");
+    reader.release().await.unwrap();
+    assert_eq!(take(&["PX", "1500"]), "OK");
+}
+
+/// How often scripts were run.
+fn executed(server: &RedisServer) -> u64 {
+    let stats = server.ask(&["INFO", "commandstats"]);
+    let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
+    line.split(['=', ',']).nth(1).unwrap().parse().unwrap()
+}
+
+/// The rules that `docs/redis.md` gives are enough for everything, and for nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rules_are_enough() {
+    let document = include_str!("../../../docs/redis.md");
+    let rules = document.split("```acl\n").nth(1).unwrap().split("```").next().unwrap();
+    let server = RedisServer::start();
+    let set = [&["ACL", "SETUSER"], &rules.split_whitespace().collect::<Vec<_>>()[..]].concat();
+    assert_eq!(server.ask(&set), "OK");
+    let url = format!("redis://lockset:change-me@127.0.0.1:{}", server.port());
+    let (ours, theirs) = (client(&url).await, client(&url).await);
+
+    let guard = lock(&ours, "mutex").await;
+    let waiting = waiter(&theirs, "mutex").await;
+    guard.confirm().await.unwrap();
+    guard.set_note("a note").await.unwrap();
+    guard.release().await.unwrap();
+    let guard = served(SOON, waiting).await;
+    assert_eq!(ours.list("").await.unwrap().len(), 1);
+    assert_eq!(ours.force_release("mutex", Break::Now).await.unwrap().len(), 1);
+    assert_eq!(lost(SOON, &guard).await, LossReason::Broken);
+
+    let (reads, reads_too) = (ours.rwlock("{tag}/rw").unwrap(), theirs.rwlock("{tag}/rw").unwrap());
+    let writer = reads.write().await.unwrap();
+    writer.downgrade().await.unwrap();
+    let reader = reads_too.try_read().await.unwrap().expect("readers share");
+    assert!(tokio::time::timeout(TTL * 2, reader.lost()).await.is_err(), "it was renewed");
+    assert_eq!((writer.state(), reader.state()), (State::Held, State::Held));
+    let permit = ours.semaphore("permits", 2).unwrap().acquire(2).await.unwrap();
+    permit.release().await.unwrap();
+    ours.latch("latch", 1).unwrap().count_down().await.unwrap();
+    theirs.latch("latch", 1).unwrap().wait().await.unwrap();
+    ours.close().await.unwrap();
+
+    let error = Lockset::connect(&format!("{url}?prefix=other:")).await.unwrap_err();
+    assert_told(&error, "check user, password and ACL rules", false);
+}
+
+/// A connection in between that loses answers and holds requests back.
+struct Proxy {
+    port: u16,
+    desk: Arc<Desk>,
+}
+
+#[derive(Default)]
+struct Desk {
+    rules: Mutex<Rules>,
+    changed: Condvar,
+}
+
+/// Rules hold for the connections that were there when they were made.
+#[derive(Default)]
+struct Rules {
+    connections: Vec<TcpStream>,
+    held_below: usize,
+    deaf_below: usize,
+    refuse: bool,
+    seen: Seen,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    held: usize,
+    swallowed: usize,
+    late: usize,
+}
+
+impl Proxy {
+    fn before(server: &RedisServer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (port, desk) = (listener.local_addr().unwrap().port(), Arc::<Desk>::default());
+        let (server, its_desk) = (server.port(), desk.clone());
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                its_desk.join(client.unwrap(), server);
+            }
+        });
+        Self { port, desk }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    fn swallow_answers(&self) {
+        self.desk.change(|rules| rules.deaf_below = rules.connections.len());
+    }
+
+    fn hold_requests(&self) {
+        self.desk.change(|rules| rules.held_below = rules.connections.len());
+    }
+
+    fn refuse(&self, refuse: bool) {
+        self.desk.change(|rules| rules.refuse = refuse);
+    }
+
+    /// Ends all connections for the clients. What was held back may still come to the server.
+    fn cut(&self) {
+        self.desk.change(|rules| {
+            for client in &rules.connections {
+                let _ = client.shutdown(Shutdown::Both);
+            }
+        });
+    }
+
+    /// What was held back comes to the server, which answers it to nobody.
+    fn deliver_late(&self) {
+        self.desk.change(|rules| rules.deaf_below = rules.held_below);
+        let before = self.desk.rules.lock().unwrap().seen.swallowed;
+        self.desk.change(|rules| rules.held_below = 0);
+        self.until("the late request is answered", |seen| seen.late > 0 && seen.swallowed > before);
+    }
+
+    fn until(&self, what: &str, happened: impl Fn(Seen) -> bool) {
+        let patience = Duration::from_secs(10);
+        tokio::task::block_in_place(|| {
+            let rules = self.desk.rules.lock().unwrap();
+            let not_yet = |rules: &mut Rules| !happened(rules.seen);
+            let waited = self.desk.changed.wait_timeout_while(rules, patience, not_yet);
+            assert!(!waited.unwrap().1.timed_out(), "it did not happen: {what}");
+        });
+    }
+}
+
+impl Desk {
+    fn change(&self, change: impl FnOnce(&mut Rules)) {
+        change(&mut self.rules.lock().unwrap());
+        self.changed.notify_all();
+    }
+
+    fn join(self: &Arc<Self>, client: TcpStream, server: u16) {
+        let mut rules = self.rules.lock().unwrap();
+        if rules.refuse {
+            return;
+        }
+        let number = rules.connections.len();
+        rules.connections.push(client.try_clone().unwrap());
+        drop(rules);
+        let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+        let (tell, requests) = mpsc::channel();
+        let reads = client.try_clone().unwrap();
+        let (holds, to_server) = (self.clone(), server.try_clone().unwrap());
+        let answers = self.clone();
+        std::thread::spawn(move || read_all(reads, |part| tell.send(part).unwrap()));
+        std::thread::spawn(move || holds.pass_requests(number, &requests, to_server));
+        std::thread::spawn(move || {
+            read_all(server, |part| answers.pass_answer(number, &part, &client));
+            let _ = client.shutdown(Shutdown::Both);
+        });
+    }
+
+    fn pass_requests(
+        &self,
+        number: usize,
+        requests: &mpsc::Receiver<Vec<u8>>,
+        mut server: TcpStream,
+    ) {
+        while let Ok(part) = requests.recv() {
+            let mut rules = self.rules.lock().unwrap();
+            if number < rules.held_below {
+                rules.seen.held += 1;
+                self.changed.notify_all();
+                rules = self.changed.wait_while(rules, |r| number < r.held_below).unwrap();
+                rules.seen.late += 1;
+                self.changed.notify_all();
+            }
+            drop(rules);
+            let _ = server.write_all(&part);
+        }
+        let _ = server.shutdown(Shutdown::Write);
+    }
+
+    fn pass_answer(&self, number: usize, part: &[u8], mut client: &TcpStream) {
+        let mut rules = self.rules.lock().unwrap();
+        if number < rules.deaf_below {
+            rules.seen.swallowed += 1;
+            self.changed.notify_all();
+        } else {
+            let _ = client.write_all(part);
+        }
+    }
+}
+
+fn read_all(mut from: TcpStream, mut take: impl FnMut(Vec<u8>)) {
+    let mut buffer = [0; 4096];
+    while let Ok(length @ 1..) = from.read(&mut buffer) {
+        take(buffer[..length].to_vec());
+    }
+}

@@ -1,0 +1,271 @@
+-- What the scripts share. A script is this text followed by its own; `at(i)` opens the name whose
+-- seven keys begin at KEYS[i]. Answers are arrays of strings and numbers; the first word says
+-- which.
+--
+-- The keys of one name, all in one hash slot:
+--   lock     STRING  exclusive: id:token:flag:ttl:note. Readers out: '=s'. Permits out: '=p:limit'.
+--   fence    STRING  the greatest ticket or token given so far
+--   queue    ZSET    id -> ticket
+--   waiters  HASH    id -> deadline|q|f|ttl|mode|take|limit|floor|inbox|note
+--   holders  ZSET    id -> the end of the lease, while readers or permits are out
+--   held     HASH    id -> token|flag|mode|take|ttl|note; '*' -> the sum of the permits out
+--   mark     STRING  present: this claim was withdrawn
+local call, fmt = redis.call, string.format
+local clock
+local function now_us()
+  if not clock then
+    local t = call('TIME')
+    clock = t[1] * 1000000 + t[2]
+  end
+  return clock
+end
+local function now() return math.floor(now_us() / 1000) end
+local function num(n) return fmt('%.0f', n) end
+
+-- The answer for one claim of several whose commands failed: a table since Redis 7, before a text.
+local function failure(why)
+  return { 'failed', type(why) == 'table' and why.err or tostring(why) }
+end
+
+local function at(i)
+  return { lock = KEYS[i], fence = KEYS[i + 1], queue = KEYS[i + 2], waiters = KEYS[i + 3],
+           holders = KEYS[i + 4], held = KEYS[i + 5], mark = KEYS[i + 6] }
+end
+
+-- A claim as it travels: q|f|ttl|mode|take|limit|floor|inbox|note. `floor` with a leading '!' is
+-- the caller's own and exact; otherwise it is the server's time when the connection was made.
+local function parse(id, body)
+  local q, f, ttl, mode, take, limit, floor, inbox, note =
+    string.match(body, '^(%d+)|(%d+)|(%d+)|(%a)|(%d+)|(%d+)|(!?%d+)|([^|]*)|(.*)$')
+  return { id = id, body = body, q = tonumber(q), f = tonumber(f), ttl = tonumber(ttl), mode = mode,
+           take = tonumber(take), limit = tonumber(limit), floor = floor, inbox = inbox,
+           note = note }
+end
+
+-- The next ticket or token: above all before, and not below the clock after lost state.
+local function next_number(k, c)
+  local n = call('INCR', k.fence)
+  if string.sub(c.floor, 1, 1) == '!' then
+    local exact = tonumber(string.sub(c.floor, 2))
+    if n < exact then n = exact end
+    call('SET', k.fence, num(n))
+  elseif n < tonumber(c.floor) then
+    n = math.max(n, tonumber(c.floor), now_us())
+    call('SET', k.fence, num(n), 'PX', FENCE_IDLE_MS)
+  end
+  return n
+end
+
+local function holder_of(value)
+  if not value then return nil end
+  return string.match(value, '^(%x+):(%d+):(%d):(%d+):(.*)$')
+end
+
+-- Whether readers or permits are out. Only then do `holders` and `held` mean anything: what is in
+-- them after the lock's own key went (expired, evicted, deleted by somebody) is void.
+local function is_shared(value)
+  return value == '=s' or (value and string.match(value, '^=p:%d+$') ~= nil)
+end
+
+-- Permits that are free again; a reader has none.
+local function give_back(k, take)
+  if take ~= '0' then call('HINCRBY', k.held, '*', '-' .. take) end
+end
+
+-- Drops readers and permits whose lease is over; the lock's value as it then is.
+local function value_of(k)
+  local value = call('GET', k.lock)
+  if is_shared(value) then
+    local over = call('ZRANGEBYSCORE', k.holders, '-inf', now())
+    for _, id in ipairs(over) do
+      local take = string.match(call('HGET', k.held, id) or '', '^%d+|%d|%a|(%d+)|')
+      call('HDEL', k.held, id)
+      if take then give_back(k, take) end
+    end
+    if #over > 0 then call('ZREMRANGEBYSCORE', k.holders, '-inf', now()) end
+    if call('ZCARD', k.holders) == 0 then
+      call('DEL', k.lock, k.holders, k.held)
+      return false
+    end
+  end
+  return value
+end
+
+local function admits(k, value, c)
+  if not value then return true end
+  if c.mode == 's' then return value == '=s' end
+  if c.mode == 'p' and value == '=p:' .. num(c.limit) then
+    return tonumber(call('HGET', k.held, '*') or '0') + c.take <= c.limit
+  end
+  return false
+end
+
+-- Why the name cannot be used in this way, if so.
+local function clash_with(mode, limit, c)
+  if mode == 'p' and c.mode == 'p' and limit == c.limit then return nil end
+  if mode == 'p' then return 'semaphore:' .. num(limit) end
+  if c.mode == 'p' then return 'lock' end
+  return nil
+end
+local function clash(k, value, c)
+  if value and string.sub(value, 1, 3) == '=p:' then
+    return clash_with('p', tonumber(string.sub(value, 4)), c)
+  elseif value == '=s' or (value and holder_of(value)) then
+    return clash_with('x', 0, c)
+  end
+  local first = call('ZRANGE', k.queue, 0, 0)[1]
+  local record = first and call('HGET', k.waiters, first)
+  if record then
+    local w = parse(first, string.match(record, '^%d+|(.*)$'))
+    return clash_with(w.mode, w.limit, c)
+  end
+  return nil
+end
+
+-- The keys of readers and permits live as long as the longest lease, and not longer.
+local function outlast(k, lease, first)
+  if not first and call('PTTL', k.lock) >= lease then return end
+  for _, key in ipairs({ k.lock, k.holders, k.held }) do call('PEXPIRE', key, lease) end
+end
+
+-- Makes `c` a holder for `lease` milliseconds.
+local function hold(k, c, token, lease)
+  if c.mode == 'x' then
+    call('SET', k.lock, c.id .. ':' .. num(token) .. ':0:' .. num(c.ttl) .. ':' .. c.note,
+         'PX', lease)
+    return
+  end
+  local value = c.mode == 's' and '=s' or '=p:' .. num(c.limit)
+  local first = call('SET', k.lock, value, 'NX', 'PX', lease)
+  if first then call('DEL', k.holders, k.held) end
+  call('ZADD', k.holders, num(now() + lease), c.id)
+  call('HSET', k.held, c.id,
+       table.concat({ num(token), '0', c.mode, num(c.take), num(c.ttl), c.note }, '|'))
+  call('HINCRBY', k.held, '*', num(c.take))
+  outlast(k, lease, first)
+end
+
+local function unqueue(k, id)
+  call('ZREM', k.queue, id)
+  call('HDEL', k.waiters, id)
+end
+
+-- Grants to the first live waiters as far as they are admitted. `me` is told by the reply, all
+-- others by their inbox; one that is not subscribed just now is passed over and keeps its place.
+-- Answers the lock's value, the token of `me` if it was granted, and whether nobody is left who
+-- comes before a newcomer.
+local function hand_on(k, me)
+  local value, place, granted, deaf = value_of(k), 0, nil, {}
+  for _ = 1, 256 do
+    local id = call('ZRANGE', k.queue, place, place)[1]
+    if not id then return value, granted, true end
+    local record = call('HGET', k.waiters, id)
+    local deadline = record and tonumber(string.match(record, '^(%d+)|'))
+    if not record or deadline <= now() then
+      unqueue(k, id)
+    else
+      local c = parse(id, string.match(record, '^%d+|(.*)$'))
+      if not admits(k, value, c) then return value, granted, false end
+      local token = (id == me or not deaf[c.inbox]) and next_number(k, c)
+      if token and (id == me or call('PUBLISH', c.inbox, 'g' .. id .. num(token)) > 0) then
+        unqueue(k, id)
+        hold(k, c, token, c.f)
+        if id == me then granted = token end
+        value = call('GET', k.lock)
+      else
+        -- All waiters of a process share its inbox: asked once, it need not be asked again.
+        deaf[c.inbox] = true
+        place = place + 1
+      end
+    end
+  end
+  return value, granted, false
+end
+
+-- What is left of the lease by which `id` holds, and its token; nil if it does not.
+local function holding(k, value, id)
+  local owner, token = holder_of(value)
+  if owner == id then return token, call('PTTL', k.lock) end
+  local ends = is_shared(value) and call('ZSCORE', k.holders, id)
+  if ends then
+    return string.match(call('HGET', k.held, id), '^(%d+)|'), tonumber(ends) - now()
+  end
+  return nil
+end
+
+local function queued(k, id)
+  return { 'queued', call('GET', k.fence) or '0', call('ZRANK', k.queue, id),
+           call('PTTL', k.lock) }
+end
+
+-- The place of `c` lives for another q. A queue of corpses vanishes by itself.
+local function refresh(k, c)
+  call('HSET', k.waiters, c.id, num(now() + c.q) .. '|' .. c.body)
+  local life = math.max(c.q * 2 + 60000, call('PTTL', k.queue))
+  call('PEXPIRE', k.queue, life)
+  call('PEXPIRE', k.waiters, life)
+end
+
+local function enqueue(k, c, ticket)
+  call('ZADD', k.queue, num(ticket), c.id)
+  refresh(k, c)
+end
+
+-- A waiter shows that it lives.
+local function heartbeat(k, id, inbox)
+  if call('EXISTS', k.mark) == 1 then return { 'gone' } end
+  local value = value_of(k)
+  local token, left = holding(k, value, id)
+  if token then return { 'granted', token, left } end
+  local record = call('HGET', k.waiters, id)
+  if not record or not call('ZSCORE', k.queue, id) then return { 'gone' } end
+  local c = parse(id, string.match(record, '^%d+|(.*)$'))
+  c.body = table.concat({ num(c.q), num(c.f), num(c.ttl), c.mode, num(c.take), num(c.limit),
+                          c.floor, inbox, c.note }, '|')
+  refresh(k, c)
+  local _, granted = hand_on(k, id)
+  if granted then return { 'granted', num(granted), c.f } end
+  return queued(k, id)
+end
+
+-- A claim's first request, or its repetition.
+local function acquire(k, c, wait)
+  if call('EXISTS', k.mark) == 1 then return { 'gone' } end
+  local value = value_of(k)
+  local token, left = holding(k, value, c.id)
+  if token then return { 'granted', token, left } end
+  if call('ZSCORE', k.queue, c.id) then return heartbeat(k, c.id, c.inbox) end
+  -- For one that only tries too: else the dead in the queue would make it busy.
+  local nobody_before, _ = true
+  if call('EXISTS', k.queue) == 1 and (not value or is_shared(value)) then
+    value, _, nobody_before = hand_on(k, nil)
+  end
+  local why = clash(k, value, c)
+  if why then return { 'clash', why } end
+  if nobody_before and admits(k, value, c) then
+    local number = next_number(k, c)
+    hold(k, c, number, c.ttl)
+    return { 'granted-now', num(number) }
+  end
+  if not wait then return { 'busy', call('PTTL', k.lock) } end
+  enqueue(k, c, next_number(k, c))
+  return queued(k, c.id)
+end
+
+-- Takes a holder out, whatever its token. Whether it was there, and by which token.
+local function drop(k, id)
+  local value = value_of(k)
+  local owner, token = holder_of(value)
+  if owner == id then
+    call('DEL', k.lock)
+    return token
+  end
+  local record = is_shared(value) and call('HGET', k.held, id)
+  if not record then return nil end
+  local held, take = string.match(record, '^(%d+)|%d|%a|(%d+)|')
+  call('ZREM', k.holders, id)
+  call('HDEL', k.held, id)
+  give_back(k, take)
+  if call('ZCARD', k.holders) == 0 then call('DEL', k.lock, k.holders, k.held) end
+  return held
+end

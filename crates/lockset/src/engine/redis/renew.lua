@@ -1,0 +1,31 @@
+-- KEYS seven per claim; ARGV per claim id, token, ttl, add (1: the ttl is added to what is left,
+-- for a fixed lease that began short). Answers per claim: renewed left | revoked | lost |
+-- failed why.
+local function renew(k, id, token, ttl, add)
+  local value = value_of(k)
+  local owner, held, flag = holder_of(value)
+  if owner == id and held == token then
+    if flag == '1' then return { 'revoked' } end
+    if add then ttl = ttl + call('PTTL', k.lock) end
+    call('PEXPIRE', k.lock, ttl)
+    return { 'renewed', ttl }
+  end
+  local record = is_shared(value) and call('HGET', k.held, id) or ''
+  local its, revoked = string.match(record, '^(%d+)|(%d)|')
+  local ends = its == token and call('ZSCORE', k.holders, id)
+  if not ends then return { 'lost' } end
+  if revoked == '1' then return { 'revoked' } end
+  if add then ttl = ttl + tonumber(ends) - now() end
+  call('ZADD', k.holders, num(now() + ttl), id)
+  outlast(k, ttl, false)
+  return { 'renewed', ttl }
+end
+
+local answers = {}
+for i = 0, #ARGV / 4 - 1 do
+  local id, token, ttl, add = unpack(ARGV, i * 4 + 1, i * 4 + 4)
+  -- A key that somebody overwrote with another type is one lock lost, not a batch refused.
+  local fine, answer = pcall(renew, at(i * 7 + 1), id, token, tonumber(ttl), add == '1')
+  answers[i + 1] = fine and answer or failure(answer)
+end
+return answers
