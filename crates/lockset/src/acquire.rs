@@ -125,7 +125,8 @@ pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
     drop(visit);
     match released {
         Ok(next_grant) => {
-            tracing::debug!(name = %leaving.claim.name, token = %grant.token, "released");
+            let token = hold.client.shown(grant.token);
+            tracing::debug!(name = %leaving.claim.name, %token, "released");
             leaving.hand_over(next_grant);
             Ok(())
         }
@@ -243,8 +244,9 @@ enum Asked {
 /// grant.
 async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>) -> Result<Asked> {
     let client = &want.client;
-    let mut visit = Some(client.visit()?);
+    // First, because a release may have taken the claim along already.
     let orphan = Orphan { client, claim: Some(claim.clone()), offered: None };
+    let mut visit = Some(client.visit()?);
     let granted = {
         let mut granting = client.engine.acquire(&claim, wait);
         // Mostly the engine answers at once, and then nobody needs to know that it was asked.
