@@ -194,12 +194,7 @@ pub(crate) fn stop(whom: Stop) -> io::Result<bool> {
 
 /// Time that goes on while the machine sleeps, the same for all processes of this machine.
 pub(crate) fn now() -> Duration {
-    #[cfg(target_os = "linux")]
-    let clock = rustix::time::ClockId::Boottime;
-    #[cfg(not(target_os = "linux"))]
-    let clock = rustix::time::ClockId::Monotonic;
-    let time = rustix::time::clock_gettime(clock);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    Duration::from_nanos(lockset::clock::Clock::boot().now().as_nanos())
 }
 
 /// Names the process for `ps`.

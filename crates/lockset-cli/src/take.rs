@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lockset::{Error, Guard, LockState, Lockset, Name, Terms};
+use lockset::{Error, Guard, LockState, Lockset, Name, Note, Terms};
 use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
@@ -152,8 +152,9 @@ impl<'a> WaitLine<'a> {
             }
         }
         text += &format!(", {} so far", brief(Duration::from_secs(waited.as_secs())));
-        let own = own_label();
-        if let Some(place) = state.waiters.iter().position(|waiter| *waiter.note.by == own) {
+        // What the library calls this process in its claims.
+        let own = Note::new("").unwrap_or_default().by;
+        if let Some(place) = state.waiters.iter().position(|waiter| *waiter.note.by == *own) {
             text += &format!(", place {} of {}", place + 1, state.waiters.len());
         }
         text
@@ -179,10 +180,4 @@ impl Drop for WaitLine<'_> {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }
-}
-
-/// What the library calls this process in its claims.
-fn own_label() -> String {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{}@{host}", std::process::id())
 }

@@ -1,7 +1,7 @@
 //! What all locks of one connection share.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -15,6 +15,7 @@ use crate::fork;
 use crate::gate::Gate;
 use crate::hash::FastMap;
 use crate::keeper::Keeper;
+use crate::mutual::unpoisoned;
 use crate::token::Token;
 
 /// How long a closing takes at most. An engine that does not answer by then frees what is left when
@@ -106,7 +107,7 @@ impl Client {
 
     /// The token as users see it.
     pub(crate) fn shown(&self, token: Token) -> Token {
-        Token::new(token.get().saturating_add(self.settings.token_base))
+        token.lifted(self.settings.token_base)
     }
 
     /// The lease that `claim` holds by `grant`, looked up without renewing it.
@@ -175,7 +176,7 @@ impl Client {
     }
 
     fn under_way(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.under_way)
     }
 
     /// Releases everything this client holds, withdraws what it waits for, finishes what runs in

@@ -52,7 +52,8 @@ impl Add<Duration> for Moment {
     }
 }
 
-fn nanos(span: Duration) -> u64 {
+/// In nanoseconds, as many as fit.
+pub(crate) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 

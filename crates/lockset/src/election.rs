@@ -135,6 +135,6 @@ fn leader_in(state: &LockState, token_base: u64) -> Option<Leader> {
     Some(Leader {
         note: holder.note.text.as_ref().to_owned(),
         by: holder.note.by.as_ref().to_owned(),
-        token: holder.token.map(|token| Token::new(token.get().saturating_add(token_base))),
+        token: holder.token.map(|token| token.lifted(token_base)),
     })
 }

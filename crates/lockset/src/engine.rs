@@ -346,6 +346,11 @@ impl LockState {
     pub fn free(name: Name) -> Self {
         Self { name, holders: Vec::new(), waiters: Vec::new(), fence: None, cell: None }
     }
+
+    /// Whether somebody holds it or waits for it, or it has a cell: what a listing shows.
+    pub fn is_used(&self) -> bool {
+        !self.holders.is_empty() || !self.waiters.is_empty() || self.cell.is_some()
+    }
 }
 
 /// Somebody who holds a lock.

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::oneshot;
 
@@ -14,6 +14,7 @@ use crate::clock::{Clock, Moment};
 use crate::engine::Claim;
 use crate::guard::Guard;
 use crate::hash::FastMap;
+use crate::mutual::unpoisoned;
 use crate::name::Name;
 use crate::terms::Checked;
 
@@ -146,7 +147,7 @@ impl Gate {
     }
 
     fn lines(&self) -> MutexGuard<'_, FastMap<Name, VecDeque<InLine>>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.lines)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -14,6 +14,7 @@ use crate::clock::Moment;
 use crate::engine::{Amend, Claim, ClaimId, Grant, Mode};
 use crate::error::{Error, LossReason, Result};
 use crate::gate::Pass;
+use crate::mutual::unpoisoned;
 use crate::name::{Name, Note};
 use crate::terms::Checked;
 use crate::ticket::Ticket;
@@ -460,7 +461,7 @@ impl Inner {
 
 impl Hold {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.inner)
     }
 
     /// The state at this moment. A deadline that has passed makes the loss final.

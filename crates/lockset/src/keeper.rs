@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures_core::future::BoxFuture;
@@ -26,6 +26,7 @@ use crate::eyes::Renewal;
 use crate::fork;
 use crate::guard::{Ask, Hold, Step};
 use crate::hash::FastMap;
+use crate::mutual::unpoisoned;
 
 /// A client that is dropped without `close` gives its background work this long to finish.
 const LAST_ORDERS: Duration = Duration::from_secs(2);
@@ -167,7 +168,7 @@ impl Drop for Keeper {
 
 impl Desk {
     fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.book)
     }
 
     /// Wakes the loop if it would otherwise look only after `at`.

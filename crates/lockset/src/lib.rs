@@ -53,6 +53,7 @@ mod latch;
 mod locks;
 mod multi;
 mod mutex;
+mod mutual;
 mod name;
 mod rwlock;
 mod semaphore;

@@ -347,7 +347,7 @@ impl Client {
 
 /// The state with its tokens as users see them.
 fn lift(mut state: LockState, base: u64) -> LockState {
-    let up = |token: crate::Token| crate::Token::new(token.get().saturating_add(base));
+    let up = |token: crate::Token| token.lifted(base);
     state.fence = state.fence.map(up);
     for holder in &mut state.holders {
         holder.token = holder.token.map(up);

@@ -21,7 +21,7 @@
 //! transactions.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -37,6 +37,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::error::{Error, LossReason, Result};
+use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
 use crate::token::Token;
 
@@ -268,9 +269,7 @@ impl Engine for Local {
         let prefix = prefix.clone();
         let states = self.store.read(PATIENCE, move |txn| txn.states_below(prefix.as_str()));
         let mut states = states.await?;
-        states.retain(|state| {
-            !state.holders.is_empty() || !state.waiters.is_empty() || state.cell.is_some()
-        });
+        states.retain(LockState::is_used);
         Ok(states)
     }
 
@@ -381,9 +380,4 @@ fn failed_by(
 ) -> Error {
     let source = Some(Box::new(source).into());
     Error::Unreachable { engine: ENGINE, what: what.into(), retryable, source }
-}
-
-/// A panic elsewhere never leaves half a change behind, so a poisoned mutex is still good.
-fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

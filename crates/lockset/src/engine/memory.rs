@@ -7,7 +7,7 @@
 //! Leases are real here too: a claim whose keeper does not renew it is succeeded when it lapses.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -25,6 +25,7 @@ use super::{
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, LossReason, Result};
 use crate::hash::FastMap;
+use crate::mutual::unpoisoned;
 use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
 
@@ -108,11 +109,6 @@ impl Drop for Memory {
 fn clock_floor() -> u64 {
     static START: OnceLock<u64> = OnceLock::new();
     *START.get_or_init(wall_micros)
-}
-
-/// A panic elsewhere never leaves the home half changed, so a poisoned mutex is still good.
-fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[async_trait]
@@ -239,9 +235,7 @@ impl Engine for Memory {
         let now = self.clock.now();
         let home = self.home();
         let states = home.names(prefix).into_iter().map(|name| home.state(&name, now));
-        Ok(states
-            .filter(|s| !s.holders.is_empty() || !s.waiters.is_empty() || s.cell.is_some())
-            .collect())
+        Ok(states.filter(LockState::is_used).collect())
     }
 
     async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {

@@ -14,7 +14,7 @@
 //! min(5 s, ttl/2) and is refreshed every q/3, for all waiters of a process at once; a handed-over
 //! lock has a first lease of `f` = 2q, confirmed by the first renewal.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -35,6 +35,7 @@ use super::{
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, LossReason, Result};
 use crate::hash::FastMap;
+use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
 use crate::token::Token;
 
@@ -250,7 +251,7 @@ impl Core {
     }
 
     fn dirty(&self) -> MutexGuard<'_, FastMap<ClaimId, ()>> {
-        self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.dirty)
     }
 
     /// Runs a script once.
@@ -624,7 +625,7 @@ impl Engine for Redis {
         let mut states = Vec::new();
         for name in self.core.names(prefix).await? {
             let state = self.core.look(&name).await?;
-            if !state.holders.is_empty() || !state.waiters.is_empty() || state.cell.is_some() {
+            if state.is_used() {
                 states.push(state);
             }
         }
@@ -672,7 +673,7 @@ impl Engine for Redis {
     }
 
     fn signals(&self) -> BoxStream<'static, Signal> {
-        let mut signals = self.core.signals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut signals = unpoisoned(&self.core.signals);
         match signals.take() {
             Some(signals) => receiver_stream(signals).boxed(),
             None => futures_util::stream::empty().boxed(),

@@ -113,7 +113,7 @@ where
         let state = (self.read)(&name).await;
         self.leases.remove(&name);
         if let (Ok(state), Some(_)) = (&state, &self.recheck) {
-            match is_used(state) {
+            match state.is_used() {
                 true => self.reported.insert(name.clone(), lasting(state)),
                 false => self.reported.remove(&name),
             };
@@ -154,7 +154,7 @@ where
         };
         let used: BTreeMap<Name, u64> = states
             .iter()
-            .filter(|state| is_used(state))
+            .filter(|state| state.is_used())
             .map(|state| (state.name.clone(), lasting(state)))
             .collect();
         let news = used.iter().filter(|(name, state)| self.reported.get(*name) != Some(*state));
@@ -168,10 +168,6 @@ enum Event {
     /// `None`: the engine was closed.
     Changed(Option<Name>),
     Recheck,
-}
-
-fn is_used(state: &LockState) -> bool {
-    !state.holders.is_empty() || !state.waiters.is_empty() || state.cell.is_some()
 }
 
 /// All of a state but what changes while time passes.

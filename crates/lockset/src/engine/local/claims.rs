@@ -10,10 +10,10 @@ use rusqlite::types::Type;
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::inbox::Letter;
-use super::rows::{ClaimRow, id_at, int, mode_at, nanos, optional, seq_of, unreadable, unsigned};
+use super::rows::{ClaimRow, id_at, int, mode_at, optional, seq_of, unreadable, unsigned};
 use super::steps::{Place, Queue, is_held_by, not_held};
 use super::store::{Post, Sql, Transaction};
-use crate::clock::{Moment, wall_micros};
+use crate::clock::{Moment, nanos, wall_micros};
 use crate::engine::queue::{Tally, clash};
 use crate::engine::{
     Amend, Break, Cell, Claim, Grant, Holder, LockState, Mode, Scope, Swap, Version, Waiter,

@@ -13,9 +13,10 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Notify, mpsc};
 
-use super::{failed_by, unpoisoned};
+use super::failed_by;
 use crate::engine::{ClaimId, Scope, Signal};
 use crate::error::{LossReason, Result};
+use crate::mutual::unpoisoned;
 use crate::name::Name;
 
 /// At most this many sockets are examined at open, and at most so many names read to choose them.

@@ -9,8 +9,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
-use super::{failed, unpoisoned};
+use super::failed;
 use crate::error;
+use crate::mutual::unpoisoned;
 
 /// No more than this many processes are watched for one waiter, and so many are kept in sight
 /// without need; the safety net covers the rest.

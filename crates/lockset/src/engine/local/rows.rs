@@ -1,7 +1,6 @@
 //! Rows of the file as Rust values, and back.
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 use rusqlite::Row;
 use rusqlite::types::Type;
@@ -59,10 +58,6 @@ impl ClaimRow {
 /// A key that is not ours leads to no claim.
 pub(super) fn seq_of(grant: &Grant) -> i64 {
     grant.key.as_slice().try_into().map_or(-1, i64::from_be_bytes)
-}
-
-pub(super) fn nanos(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// SQLite's integers are signed.

@@ -8,11 +8,9 @@ use rusqlite::{OptionalExtension, params};
 
 use super::SAFETY_NET;
 use super::inbox::Letter;
-use super::rows::{
-    ClaimRow, id_at, int, nanos, optional, select_claims, seq_of, unsigned, written,
-};
+use super::rows::{ClaimRow, id_at, int, optional, select_claims, seq_of, unsigned, written};
 use super::store::{Post, Sql, Transaction};
-use crate::clock::wall_micros;
+use crate::clock::{nanos, wall_micros};
 use crate::engine::queue::Tally;
 use crate::engine::{Claim, Grant, Mode, drift};
 use crate::error::{Error, LossReason};

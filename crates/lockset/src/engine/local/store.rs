@@ -11,12 +11,13 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use super::inbox::{Inbox, Letter};
 use super::place::Place;
 use super::process::Processes;
-use super::{LocalOptions, failed, failed_by, unpoisoned};
+use super::{LocalOptions, failed, failed_by};
 use crate::clock::{Clock, Moment};
 use crate::engine::ClaimId;
 use crate::engine::withdrawn::Withdrawn;
 use crate::error::{Error, Result};
 use crate::fork;
+use crate::mutual::unpoisoned;
 
 /// "Lkst": what tells our files from other SQLite files.
 const APPLICATION_ID: i32 = 0x4C6B_7374;

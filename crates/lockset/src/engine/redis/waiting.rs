@@ -5,7 +5,7 @@
 //! grant's token is above the fence that the answer told; so the lease runs at least `f` from when
 //! that request was *sent*. A grant whose token is not above that fence was over before: void.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -14,6 +14,7 @@ use super::keys::{first_lease, grant, place_lease};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, drift};
 use crate::hash::FastMap;
+use crate::mutual::unpoisoned;
 use crate::token::Token;
 
 /// Waiters further back look a little later when a lease ends: they must not all come at once.
@@ -53,7 +54,7 @@ impl Waiters {
     }
 
     fn table(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Waiter>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.0)
     }
 }
 
@@ -180,6 +181,6 @@ impl Waiter {
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.facts)
     }
 }
