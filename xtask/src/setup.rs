@@ -1,12 +1,13 @@
 //! What the tests need beyond Rust and a C compiler: installed where the system's package manager
 //! may be used, named where it may not. Nothing is skipped because it is missing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::Outcome;
 
-/// A program the tests call, and where it comes from.
+/// A program the tests call, and where it comes from. One with arguments must succeed with them:
+/// Debian's Python comes without what its `venv` module needs.
 struct Need {
     program: &'static str,
     debian: &'static str,
@@ -20,15 +21,30 @@ const NEEDS: &[Need] = &[
     Need { program: "setsid", debian: "util-linux", why: "commands that leave their group" },
     Need { program: "redis-server", debian: "redis-server", why: "the Redis engine" },
     Need { program: "redis-cli", debian: "redis-tools", why: "faults of a Redis server" },
+    Need { program: "python3", debian: "python3", why: "other people's Redis locks" },
+    Need {
+        program: "python3 -m ensurepip --version",
+        debian: "python3-venv",
+        why: "a Python environment of our own",
+    },
 ];
 
 /// Packages that start a service when they are installed. Nobody asked for that.
 const SERVICES: &[&str] = &["redis-server"];
 
+/// The Python packages whose locks ours are tried with and measured against.
+const PYTHON_PACKAGES: &str = include_str!("../python.txt");
+
 pub(crate) fn setup() -> Outcome {
+    programs()?;
+    python()?;
+    println!("everything the tests need is here");
+    Ok(())
+}
+
+fn programs() -> Outcome {
     let missing: Vec<&Need> = NEEDS.iter().filter(|need| !installed(need.program)).collect();
     if missing.is_empty() {
-        println!("everything the tests need is here");
         return Ok(());
     }
     for need in &missing {
@@ -46,7 +62,48 @@ pub(crate) fn setup() -> Outcome {
     }
 }
 
+/// Makes `target/venv`, or brings it to the pinned versions; fetches nothing if they are there.
+fn python() -> Outcome {
+    let venv = target_folder().join("venv");
+    let python = venv.join("bin/python");
+    if has_python_packages(&python) {
+        return Ok(());
+    }
+    let pinned = Path::new(env!("CARGO_MANIFEST_DIR")).join("python.txt");
+    println!("making {} with {}", venv.display(), pinned.display());
+    // `--clear`: what is there may be half made, or made for a Python that is gone.
+    let made = Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv).status();
+    if !made.is_ok_and(|status| status.success()) {
+        return Err(format!("`python3 -m venv --clear {}` failed", venv.display()));
+    }
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"];
+    let filled = Command::new(&python).args(pip).arg(&pinned).status();
+    match filled.is_ok_and(|status| status.success()) && has_python_packages(&python) {
+        true => Ok(()),
+        false => Err(format!("`pip install -r {}` failed", pinned.display())),
+    }
+}
+
+fn has_python_packages(python: &Path) -> bool {
+    let pip = ["-m", "pip", "freeze", "--disable-pip-version-check"];
+    let Ok(output) = Command::new(python).args(pip).output() else { return false };
+    let present = String::from_utf8_lossy(&output.stdout);
+    let is_present = |pin: &str| present.lines().any(|line| line == pin);
+    output.status.success() && PYTHON_PACKAGES.lines().all(is_present)
+}
+
+fn target_folder() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => folder.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target"),
+    }
+}
+
 fn installed(program: &str) -> bool {
+    if let Some((program, args)) = program.split_once(' ') {
+        let output = Command::new(program).args(args.split(' ')).output();
+        return output.is_ok_and(|output| output.status.success());
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin", "/sbin"].map(Into::into))
