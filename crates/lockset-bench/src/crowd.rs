@@ -72,6 +72,7 @@ impl Crowd {
             floor: None,
             note: Note::default(),
             detachable: false,
+            replicas: None,
         };
         let grant = engine.acquire(&claim, Wait::No).await.unwrap().unwrap();
         let (grants, granted) = mpsc::unbounded_channel();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{ToRedisArgs, Value};
 
 use super::answers::{Standing, list, standing, word};
-use super::crowd::{Acted, Give, Request, Take};
+use super::crowd::{Acted, Request, Take};
 use super::keys::{self, Keys};
 use super::link::{self, Answer, Unanswered};
 use super::nodes::Way;
@@ -14,8 +14,9 @@ use super::scripts::Script;
 use super::waiting::{News, Waiter};
 use super::{BATCH, Core, LEAST_PATIENCE, MARK_LIFE, PATIENCE, answers};
 use crate::clock::Moment;
-use crate::engine::{Claim, Grant, Mode, Replicas, Wait, drift};
+use crate::engine::{Claim, ClaimId, Grant, Mode, Replicas, Wait, drift};
 use crate::error::{Error, LossReason, Result};
+use crate::name::Name;
 use crate::token::Token;
 
 /// The pause before a request is repeated that was not answered, or refused for the moment.
@@ -45,7 +46,7 @@ impl Core {
         }
     }
 
-    async fn wait_for(&self, waiter: &Waiter, wait: Wait) -> Result<Option<Grant>> {
+    async fn wait_for(&self, waiter: &Arc<Waiter>, wait: Wait) -> Result<Option<Grant>> {
         let claim = &waiter.claim;
         loop {
             let now = self.clock.now();
@@ -85,7 +86,7 @@ impl Core {
     }
 
     /// One request for a claim: queues it, or finds out how it stands.
-    async fn ask(&self, waiter: &Waiter, wait: Wait) -> Result<Asked> {
+    async fn ask(&self, waiter: &Arc<Waiter>, wait: Wait) -> Result<Asked> {
         let claim = &waiter.claim;
         let sent = self.clock.now();
         waiter.sending(sent);
@@ -94,7 +95,8 @@ impl Core {
             Wait::Until(deadline) => deadline.since(sent).clamp(LEAST_PATIENCE, PATIENCE),
             Wait::No | Wait::Forever => PATIENCE,
         };
-        match self.act(None, Some((claim, wait != Wait::No)), patience).await {
+        let take = Take { waiter: waiter.clone(), waits: wait != Wait::No };
+        match self.act(&claim.name, None, Some(take), patience).await {
             Ok((_, answer)) => {
                 let answer = answer.ok_or_else(|| answers::unexpected("no answer"))?;
                 self.take_answer(waiter, sent, &answer)
@@ -111,40 +113,18 @@ impl Core {
     /// Gives a lock back, takes another of the same name, or both: in one request.
     async fn act(
         &self,
-        give: Option<(&Claim, Token)>,
-        take: Option<(&Claim, bool)>,
+        name: &Name,
+        give: Option<(ClaimId, Token)>,
+        take: Option<Take>,
         patience: Duration,
     ) -> Acted {
-        let Some(name) = give.map(|(claim, _)| claim).or(take.map(|(claim, _)| claim)) else {
-            return Ok((None, None));
-        };
-        let keys = self.keys(&name.name);
+        let keys = Arc::new(self.keys(name));
         let mut way = self.way(&keys, patience)?;
+        let request = Request { keys: keys.clone(), give, take };
         loop {
             let (node, left) = way.node().await?;
             let up = node.nearest(left).await?;
-            let give = give.map(|(claim, token)| Give {
-                lock: keys.lock().to_owned(),
-                queue: keys.queue(),
-                held: format!("{}:{token}:", claim.id),
-            });
-            let take = take.map(|(claim, waits)| {
-                let body = keys::written(claim, up.floor, &up.inbox);
-                let ttl = claim.ttl.as_millis().to_string();
-                let is_plain = claim.mode == Mode::Exclusive && claim.floor.is_none();
-                let note = || keys::written_note(&claim.note, &up.inbox);
-                Take {
-                    lock: keys.lock().to_owned(),
-                    fence: keys.fence(),
-                    queue: keys.queue(),
-                    mark: keys.mark(claim.id),
-                    id: claim.id.to_string(),
-                    tail: if is_plain { format!(":0:{ttl}:{}", note()) } else { String::new() },
-                    ttl,
-                    body: format!("{}{body}", u8::from(waits)),
-                }
-            });
-            let acted = up.act(&self.scripts, Request { give, take }, left).await;
+            let acted = up.act(&self.scripts, request.clone(), left).await;
             if let Some(acted) = way.follow(acted).await {
                 return acted;
             }
@@ -344,7 +324,7 @@ impl Core {
     pub(super) fn together<T: Clone>(
         &self,
         all: &[T],
-        name: impl Fn(&T) -> &crate::name::Name,
+        name: impl Fn(&T) -> &Name,
     ) -> Vec<Vec<(usize, T)>> {
         let mut by_slot = std::collections::BTreeMap::<_, Vec<(usize, T)>>::new();
         for (place, item) in all.iter().enumerate() {
@@ -425,8 +405,8 @@ impl Core {
         });
         // In doubt from the first byte on: this future may be dropped before the answer.
         let doubt = next.filter(|next| self.dirty().insert(next.id, ()).is_none());
-        let taken = next.map(|next| (next, true));
-        let acted = self.act(Some((claim, grant.token)), taken, PATIENCE).await;
+        let take = waiter.clone().map(|waiter| Take { waiter, waits: true });
+        let acted = self.act(&claim.name, Some((claim.id, grant.token)), take, PATIENCE).await;
         if !matches!(acted, Err(Unanswered::Unknown(_))) {
             doubt.and_then(|next| self.dirty().remove(&next.id));
         }

@@ -2,54 +2,59 @@
 //!
 //! A request that finds its connection idle goes alone, at once. Those that come while it is under
 //! way wait for each other, and leave in one script when it is back: a crowd costs the server
-//! little more than its commands.
+//! little more than its commands. Together they get the usual case only; one whose lock is not as
+//! expected then asks alone.
 
+use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use redis::Value;
+use redis::{Cmd, Value};
 use tokio::sync::oneshot;
 
+use super::keys::{self, Keys};
 use super::link::{Answer, Unanswered, Up, failed};
 use super::scripts::{Script, Scripts};
+use super::waiting::Waiter;
 use super::{BATCH, PATIENCE};
+use crate::engine::{ClaimId, Mode};
 use crate::mutual::unpoisoned;
+use crate::token::Token;
 
-/// A lock to give back, a lock to take, or both: then it is taken only if it was given back.
-#[derive(Debug)]
+/// A lock to give back, a lock to take, or both of one name: then it is taken only if it was given
+/// back.
+#[derive(Clone, Debug)]
 pub(super) struct Request {
-    pub(super) give: Option<Give>,
+    pub(super) keys: Arc<Keys>,
+    pub(super) give: Option<(ClaimId, Token)>,
     pub(super) take: Option<Take>,
+}
+
+/// A lock to take.
+#[derive(Clone, Debug)]
+pub(super) struct Take {
+    pub(super) waiter: Arc<Waiter>,
+    pub(super) waits: bool,
 }
 
 impl Request {
     fn is_both(&self) -> bool {
         self.give.is_some() && self.take.is_some()
     }
+
+    /// Whether those to take are taken on equal terms, if both take something.
+    fn goes_with(&self, other: &Self) -> bool {
+        let (Some(one), Some(other)) = (&self.take, &other.take) else { return true };
+        let (one, other) = (&one.waiter.claim, &other.waiter.claim);
+        one.ttl == other.ttl && one.note == other.note && other.is_plain()
+    }
 }
 
-/// A lock to give back.
-#[derive(Debug)]
-pub(super) struct Give {
-    pub(super) lock: String,
-    pub(super) queue: String,
-    /// How the lock's value begins if it is ours: `id:token:`.
-    pub(super) held: String,
-}
-
-/// A lock to take.
-#[derive(Debug)]
-pub(super) struct Take {
-    pub(super) lock: String,
-    pub(super) fence: String,
-    pub(super) queue: String,
-    pub(super) mark: String,
-    pub(super) id: String,
-    pub(super) ttl: String,
-    /// What follows id and token in the value of a lock; empty if it is no plain mutex.
-    pub(super) tail: String,
-    /// The claim as `common.lua` reads it.
-    pub(super) body: String,
+impl crate::engine::Claim {
+    /// What the usual case of `act.lua` can take.
+    fn is_plain(&self) -> bool {
+        self.mode == Mode::Exclusive && self.floor.is_none()
+    }
 }
 
 /// What became of the lock to give back and of the one to take.
@@ -80,6 +85,29 @@ impl Crowd {
     }
 }
 
+impl Line {
+    /// Those who can leave together now, requests for both first.
+    fn leave(&mut self) -> Vec<(Request, oneshot::Sender<Acted>)> {
+        let (mut leaving, mut staying): (Vec<(Request, _)>, Vec<_>) = Default::default();
+        let mut terms: Option<Request> = None;
+        for (request, tell) in self.waiting.drain(..) {
+            let fits = leaving.len() < BATCH
+                && terms.as_ref().is_none_or(|terms| terms.goes_with(&request));
+            if !fits {
+                staying.push((request, tell));
+            } else if !tell.is_closed() {
+                if terms.is_none() && request.take.is_some() {
+                    terms = Some(request.clone());
+                }
+                leaving.push((request, tell));
+            }
+        }
+        self.waiting = staying;
+        leaving.sort_by_key(|(request, _)| !request.is_both());
+        leaving
+    }
+}
+
 impl Up {
     /// Sends a request, alone or with others.
     pub(super) async fn act(
@@ -88,34 +116,42 @@ impl Up {
         request: Request,
         patience: Duration,
     ) -> Acted {
-        if !self.crowd.allowed {
-            return alone(self.send(&scripts.act, std::slice::from_ref(&request), patience).await);
+        let plain = request.take.as_ref().is_none_or(|take| take.waiter.claim.is_plain());
+        if !self.crowd.allowed || !plain {
+            return self.act_alone(&scripts.act, request, patience).await;
         }
         let answer = {
             let mut line = self.crowd.line();
             if line.under_way {
                 let (tell, answer) = oneshot::channel();
-                line.waiting.push((request, tell));
-                Err(answer)
+                line.waiting.push((request.clone(), tell));
+                Some(answer)
             } else {
                 line.under_way = true;
-                Ok(request)
+                None
             }
         };
-        match answer {
-            Ok(request) => {
-                let _turn = Turn { up: self, scripts };
-                alone(self.send(&scripts.act, std::slice::from_ref(&request), patience).await)
+        let Some(answer) = answer else {
+            let _turn = Turn { up: self, scripts };
+            return self.act_alone(&scripts.act, request, patience).await;
+        };
+        match tokio::time::timeout(patience, answer).await {
+            // Not the usual case.
+            Ok(Ok(Ok((Some(Value::Nil), _) | (_, Some(Value::Nil))))) => {
+                self.act_alone(&scripts.act, request, patience).await
             }
-            Err(answer) => match tokio::time::timeout(patience, answer).await {
-                Ok(Ok(acted)) => acted,
-                // Perhaps sent, perhaps not.
-                _ => {
-                    let what = format!("no answer within {patience:.1?}");
-                    Err(Unanswered::Unknown(failed(what, true, None)))
-                }
-            },
+            Ok(Ok(acted)) => acted,
+            // Perhaps sent, perhaps not.
+            _ => {
+                let what = format!("no answer within {patience:.1?}");
+                Err(Unanswered::Unknown(failed(what, true, None)))
+            }
         }
+    }
+
+    async fn act_alone(&self, script: &Script, request: Request, patience: Duration) -> Acted {
+        let answers = self.send(script, std::slice::from_ref(&request), patience).await?;
+        Ok(answers.into_iter().next().unwrap_or_default())
     }
 
     /// Runs `act.lua` for these requests. One answer for each, in their order.
@@ -125,10 +161,55 @@ impl Up {
         requests: &[Request],
         patience: Duration,
     ) -> Result<Vec<Both>, Unanswered> {
-        let command = written(script, self.floor, requests);
+        let command = self.written(script, requests);
         let mut connection = self.connection.clone();
         let sent = script.run(&command, &mut connection);
         sorted(requests, self.answer(patience, sent).await)
+    }
+
+    /// The command, as `act.lua` reads it.
+    fn written(&self, script: &Script, requests: &[Request]) -> Cmd {
+        let gives = || requests.iter().filter(|request| request.give.is_some());
+        let takes = || requests.iter().filter(|request| request.take.is_some());
+        let (given, taken) = (gives().count(), takes().count());
+        let mut command = script.call(2 * given + 4 * taken);
+        for request in gives().chain(takes()) {
+            command.arg(request.keys.lock());
+        }
+        let mut text = String::with_capacity(128);
+        let mut beside = |request: &Request, what: std::fmt::Arguments<'_>| {
+            text.clear();
+            let _ = write!(text, "{}:{what}", request.keys.beside);
+            command.arg(text.as_bytes());
+        };
+        takes().for_each(|request| beside(request, format_args!("fence")));
+        gives().chain(takes()).for_each(|request| beside(request, format_args!("queue")));
+        for request in takes() {
+            if let Some(take) = &request.take {
+                beside(request, format_args!("mark:{}", take.waiter.claim.id));
+            }
+        }
+        let both = requests.iter().filter(|request| request.is_both()).count();
+        command.arg(self.floor).arg(given).arg(both);
+        let first = takes().next().and_then(|request| request.take.as_ref());
+        match first.map(|take| &take.waiter.claim) {
+            Some(claim) if claim.is_plain() => {
+                let ttl = claim.ttl.as_millis();
+                let note = keys::written_note(&claim.note, &self.inbox);
+                command.arg(ttl.to_string()).arg(format!(":0:{ttl}:{note}"));
+            }
+            _ => drop(command.arg("0").arg("")),
+        }
+        for (id, token) in gives().filter_map(|request| request.give) {
+            text.clear();
+            let _ = write!(text, "{id}:{token}:");
+            command.arg(text.as_bytes());
+        }
+        if let (1, 0 | 1, Some(take)) = (taken, given, first) {
+            let body = keys::written(&take.waiter.claim, self.floor, &self.inbox);
+            command.arg(format!("{}{body}", u8::from(take.waits)));
+        }
+        command
     }
 }
 
@@ -178,53 +259,22 @@ async fn lead(mut leading: Leading, scripts: Arc<Scripts>) {
                 leading.nobody_waits = true;
                 return;
             }
-            let crowd = line.waiting.len().min(BATCH);
-            let leaving = line.waiting.drain(..crowd);
-            let mut leaving: Vec<_> = leaving.filter(|(_, tell)| !tell.is_closed()).collect();
-            leaving.sort_by_key(|(request, _)| !request.is_both());
-            leaving.into_iter().unzip()
+            line.leave().into_iter().unzip()
         };
-        if !requests.is_empty() {
-            match up.send(&scripts.act, &requests, PATIENCE).await {
-                Ok(answers) => tell.into_iter().zip(answers).for_each(|(tell, answer)| {
-                    let _ = tell.send(Ok(answer));
-                }),
-                Err(why) => tell.into_iter().for_each(|tell| {
-                    let _ = tell.send(Err(why.again()));
-                }),
-            }
-            // Those who were just answered may have the next request ready at once.
-            tokio::task::yield_now().await;
+        if requests.is_empty() {
+            continue;
         }
+        match up.send(&scripts.act, &requests, PATIENCE).await {
+            Ok(answers) => tell.into_iter().zip(answers).for_each(|(tell, answer)| {
+                let _ = tell.send(Ok(answer));
+            }),
+            Err(why) => tell.into_iter().for_each(|tell| {
+                let _ = tell.send(Err(why.again()));
+            }),
+        }
+        // Those who were just answered may have the next request ready at once.
+        tokio::task::yield_now().await;
     }
-}
-
-fn alone(answers: Result<Vec<Both>, Unanswered>) -> Acted {
-    Ok(answers?.pop().unwrap_or_default())
-}
-
-/// The command, as `act.lua` reads it: all that is given back before all that is taken. Requests
-/// for both come first.
-fn written(script: &Script, floor: u64, requests: &[Request]) -> redis::Cmd {
-    let gives = || requests.iter().filter_map(|request| request.give.as_ref());
-    let takes = || requests.iter().filter_map(|request| request.take.as_ref());
-    let (given, taken) = (gives().count(), takes().count());
-    let mut command = script.call(2 * given + 4 * taken);
-    let keys = gives().map(|give| &give.lock).chain(takes().map(|take| &take.lock));
-    let keys = keys.chain(takes().map(|take| &take.fence));
-    let keys = keys.chain(gives().map(|give| &give.queue)).chain(takes().map(|take| &take.queue));
-    for key in keys.chain(takes().map(|take| &take.mark)) {
-        command.arg(key);
-    }
-    let both = requests.iter().filter(|request| request.is_both()).count();
-    command.arg(floor).arg(given).arg(both);
-    for give in gives() {
-        command.arg(&give.held);
-    }
-    for take in takes() {
-        command.arg(&take.id).arg(&take.ttl).arg(&take.tail).arg(&take.body);
-    }
-    command
 }
 
 /// The answers, back in the order of the requests.
@@ -235,10 +285,10 @@ fn sorted(requests: &[Request], answer: Answer) -> Result<Vec<Both>, Unanswered>
     };
     let given = requests.iter().filter(|request| request.give.is_some()).count();
     let mut answers = answers.into_iter();
-    let mut gives: Vec<Value> = answers.by_ref().take(given).collect();
-    gives.reverse();
+    let gives: Vec<Value> = answers.by_ref().take(given).collect();
+    let mut gives = gives.into_iter();
     let each = |request: &Request| {
-        let give = request.give.as_ref().and_then(|_| gives.pop());
+        let give = request.give.as_ref().and_then(|_| gives.next());
         let take = request.take.as_ref().and_then(|_| answers.next());
         (give, take)
     };

@@ -16,7 +16,7 @@ const LONGEST_PLACE: Duration = Duration::from_secs(5);
 pub(super) struct Keys {
     lock: String,
     /// What the others begin with. A name that has a hash tag of its own keeps it.
-    beside: String,
+    pub(super) beside: String,
 }
 
 impl Keys {
