@@ -92,10 +92,11 @@ fn bench() -> Outcome {
     // Built before the first is run, so that nothing disturbs the measuring.
     let benches = ["-p", "lockset", "-p", "lockset-cli", "--benches"];
     cargo(&[&["bench", "-q", "--no-run"], &benches[..]].concat())?;
+    cargo(&["build", "-q", "--release", "-p", "lockset-bench"])?;
     for (package, bench) in [("lockset", "memory"), ("lockset", "local"), ("lockset-cli", "run")] {
         cargo(&["bench", "-q", "-p", package, "--bench", bench])?;
     }
-    Ok(())
+    cargo(&["run", "-q", "--release", "-p", "lockset-bench", "--", "redis"])
 }
 
 fn step<T>(title: &str, work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {

@@ -5,6 +5,7 @@
 grant, `granted released`, in nanoseconds of CLOCK_MONOTONIC, and `end`.
 """
 
+import os
 import sys
 import threading
 import time
@@ -35,9 +36,17 @@ def take_turns(pool, name, waiters, each):
     return stamps
 
 
+def fail(args):
+    """A waiter that failed ends the process, so that nobody waits for it."""
+    print(f"python-redis-lock: {args.exc_type.__name__}: {args.exc_value}", file=sys.stderr)
+    os._exit(1)
+
+
 def main():
-    # Waiting in BLPOP outlasts any timeout of the socket.
-    pool = redis.ConnectionPool(port=int(sys.argv[1]), socket_timeout=None)
+    # Waiting in BLPOP outlasts any timeout of the socket, and every waiter needs a connection.
+    port = int(sys.argv[1])
+    pool = redis.ConnectionPool(port=port, socket_timeout=None, max_connections=10_000)
+    threading.excepthook = fail
     stamps = []
     print("ready", flush=True)
     for line in sys.stdin:

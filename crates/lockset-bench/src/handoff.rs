@@ -5,7 +5,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::bare::Floor;
 use crate::child::Child;
-use crate::measure::{Pace, median, median_ratio, percentile};
+use crate::measure::{Pace, median, median_ratio, percentile, rotated};
 use crate::peers::{hold_for_python, let_python_go, python};
 use crate::server::Server;
 use crate::table::{Table, Target, micros};
@@ -13,6 +13,9 @@ use crate::turns::{Run, Turns};
 
 const ROUNDS: usize = 9;
 const LINES: [usize; 3] = [16, 128, 1024];
+/// A short line is drained again and again until there are so many hand-offs in a round that their
+/// last hundredth is more than one of them.
+const HAND_OFFS: usize = 512;
 
 /// One line of a certain length, over all rounds.
 #[derive(Default)]
@@ -31,9 +34,11 @@ struct Hand {
 }
 
 impl Hand {
-    fn push(&mut self, run: &Run) {
-        self.half.push(median(run.hand_offs.iter().copied()));
-        self.late.push(percentile(run.hand_offs.iter().copied(), 0.99));
+    fn round(&mut self, waiters: usize, mut drain: impl FnMut(usize) -> Run) {
+        let times = HAND_OFFS.div_ceil(waiters);
+        let hand_offs: Vec<f64> = (0..times).flat_map(|_| drain(waiters).hand_offs).collect();
+        self.half.push(median(hand_offs.iter().copied()));
+        self.late.push(percentile(hand_offs, 0.99));
     }
 
     fn half(&self) -> f64 {
@@ -49,16 +54,16 @@ pub(crate) fn in_a_process(server: &Server, pace: Pace, table: &mut Table) {
     let mut lines = LINES.map(|_| Line::default());
     for round in 0..pace.rounds(ROUNDS) {
         for (line, waiters) in lines.iter_mut().zip(LINES) {
-            line.floor.push(floor.measure());
-            // Two runs of ours in either order; the peer's is far longer than both.
-            if round % 2 == 0 {
-                line.ct.push(&ct.drain(waiters));
-                line.mt.push(&mt.drain(waiters));
-            } else {
-                line.mt.push(&mt.drain(waiters));
-                line.ct.push(&ct.drain(waiters));
+            for place in rotated(4, round) {
+                match place {
+                    0 => line.floor.push(floor.measure()),
+                    1 => line.ct.round(waiters, |waiters| ct.drain(waiters)),
+                    2 => line.mt.round(waiters, |waiters| mt.drain(waiters)),
+                    _ => line
+                        .python
+                        .round(waiters, |waiters| drain_python(server, &mut python, waiters)),
+                }
             }
-            line.python.push(&drain_python(server, &mut python, waiters));
         }
     }
     for (line, waiters) in lines.iter().zip(LINES) {

@@ -5,7 +5,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::bare::Floor;
 use crate::child::Child;
-use crate::measure::{Pace, median, median_ratio};
+use crate::measure::{Pace, median, median_ratio, rotated};
 use crate::peers::{hold_for_python, let_python_go, python};
 use crate::server::{Server, wait_until};
 use crate::table::{Table, Target, micros, per_second};
@@ -24,16 +24,17 @@ pub(crate) fn hand_off(server: &Server, pace: Pace, table: &mut Table) {
         let (mut halves, mut floors, mut shares) = (Vec::new(), Vec::new(), Vec::new());
         let (mut rates, mut python_rates) = (Vec::new(), Vec::new());
         for round in 0..pace.rounds(ROUNDS) {
-            if round % 2 == 1 {
-                python_rates.push(python_run(server, &mut pythons, waiters).per_second);
-            }
-            floors.push(floor.measure());
-            let run = ours.run(waiters);
-            halves.push(median(run.hand_offs));
-            shares.push(run.share);
-            rates.push(run.per_second);
-            if round % 2 == 0 {
-                python_rates.push(python_run(server, &mut pythons, waiters).per_second);
+            for place in rotated(3, round) {
+                match place {
+                    0 => floors.push(floor.measure()),
+                    1 => {
+                        let run = ours.run(waiters);
+                        halves.push(median(run.hand_offs));
+                        shares.push(run.share);
+                        rates.push(run.per_second);
+                    }
+                    _ => python_rates.push(python_run(server, &mut pythons, waiters).per_second),
+                }
             }
         }
         let work = |what: &str| format!("hand-off over 4 processes, {waiters} waiters: {what}");

@@ -1,6 +1,6 @@
 //! The server that is measured with: its processor time, and the commands clients send to it.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ pub(crate) fn pin_to_one_core() -> usize {
 pub(crate) struct Server {
     redis: RedisServer,
     pid: u32,
+    /// To look at the server without starting a process for it.
+    control: TcpStream,
 }
 
 impl Server {
@@ -34,7 +36,8 @@ impl Server {
         let redis = RedisServer::start();
         let info = redis.ask(&["info", "server"]);
         let pid = field(&info, "process_id").expect("the server tells its process id") as u32;
-        Self { redis, pid }
+        let control = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();
+        Self { redis, pid, control }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -63,6 +66,21 @@ impl Server {
         wait_until("the peer's waiters block", || blocked() == Some(clients as u64));
     }
 
+    /// How many scripts have been called so far. Scripts do not call scripts, so this is one number
+    /// of `INFO` that tells what clients sent.
+    pub(crate) fn script_calls(&self) -> u64 {
+        (&self.control).write_all(b"INFO commandstats\r\n").unwrap();
+        let mut answer = BufReader::new(&self.control);
+        let mut head = String::new();
+        answer.read_line(&mut head).unwrap();
+        let mut text =
+            vec![0; head.trim_start_matches('$').trim_end().parse::<usize>().unwrap() + 2];
+        answer.read_exact(&mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let calls = text.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        calls.and_then(|calls| calls.split(',').next()?.parse().ok()).unwrap_or_default()
+    }
+
     /// Begins to count what clients send.
     pub(crate) fn count_commands(&self) -> CommandCount<'_> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port())).unwrap();
@@ -79,7 +97,7 @@ impl Server {
 ///
 /// By `MONITOR`, because no counter of `INFO` can tell them: `total_commands_processed` and
 /// `commandstats` also count each call that a script makes. `MONITOR` marks those. It makes the
-/// server slower, so nothing is timed meanwhile; and it is read only at the end, so it wakes nobody.
+/// server slower, so nothing is timed meanwhile; it is read only at the end, so it wakes nobody.
 #[derive(Debug)]
 pub(crate) struct CommandCount<'a> {
     server: &'a Server,
