@@ -1,36 +1,53 @@
-//! probe
+//! The searches of the hand-off model that are too large for every day.
+//!
+//! `cargo run --release -p lockset-testkit --example handoff_model -- deep [millions]` explores each
+//! until all states are seen, or as many millions (40 unless told; a million takes some 100 MB).
 #![allow(clippy::print_stdout, reason = "a tool that talks to a person")]
-use lockset_testkit::handoff_model::*;
-use std::time::Instant;
-fn run(name: &str, scenario: Scenario) {
-    let began = Instant::now();
-    let explored = explore(&scenario, 6_000_000);
-    let text = explored.to_string(); println!("{name}: {:.1?} idle {} {}", began.elapsed(), explored.idle, text.lines().next().unwrap());
-}
-fn main() {
-    let t = |n, c: Scenario, way, beat, bound| run(n, c.timers(way, beat, bound));
-    use Rule::*;
-    let two = || Scenario::clients(2);
-    let three = || Scenario::clients(3);
 
-    t("live none D0", three().leases(3, 6, 8), 0, 1, 50);
-    t("live none D1 2", two().leases(3, 6, 8), 1, 1, 50);
-    t("live none D1 3", three().leases(3, 6, 8), 1, 1, 50);
-    t("live crash2 D0", two().leases(3, 6, 8).crashes(1), 0, 1, 50);
-    t("live crash3 D0", three().leases(3, 6, 8).crashes(1), 0, 1, 50);
-    t("live crash3 D0 2", three().leases(3, 6, 8).crashes(2), 0, 1, 50);
-    t("live crash3 D0 26", three().leases(12, 24, 26).crashes(1), 0, 4, 50);
-    t("live crash2 D1", two().leases(6, 12, 14).crashes(1), 1, 2, 50);
-    t("live crash3 D1", three().leases(3, 6, 7).crashes(1), 1, 1, 50);
-    t("live push D0", three().leases(12, 24, 26).lost_pushes(1), 0, 4, 50);
-    t("live push D1", three().leases(6, 12, 14).lost_pushes(1), 1, 2, 50);
-    t("live push D1 2", two().leases(6, 12, 14).lost_pushes(1), 1, 2, 50);
-    t("live cut D0", three().leases(3, 6, 8).cuts(1), 0, 1, 50);
-    t("live cut D1 2", two().leases(3, 6, 8).cuts(1), 1, 1, 50);
-    t("4", two().leases(3, 6, 8).crashes(1).without(&[HandOnWhenFree]), 0, 1, 8);
-    run("3 l2", three().letters(2));
-    run("3 l2 crash patient", three().patient().letters(2).crashes(1));
-    run("3 l2 cut prompt patient", three().patient().letters(2).prompt().cuts(1));
-    run("3 patient", three().patient());
-    run("gate3 cut l2", Scenario::gate(3).letters(2).cuts(1));
+use std::process::ExitCode;
+use std::time::Instant;
+
+use lockset_testkit::handoff_model::{Scenario, explore};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let millions = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["deep"] => Some(40),
+        ["deep", millions] => millions.parse().ok(),
+        _ => None,
+    };
+    let Some(millions) = millions.map(|millions: usize| millions * 1_000_000) else {
+        println!("usage: handoff_model deep [millions of states]");
+        return ExitCode::FAILURE;
+    };
+    let mut broken = false;
+    for (what, scenario) in searches() {
+        let began = Instant::now();
+        let explored = explore(&scenario, millions);
+        println!("{what}: {explored} in {:.0?}", began.elapsed());
+        broken |= explored.found.is_some();
+    }
+    ExitCode::from(u8::from(broken))
+}
+
+/// From the small to the large.
+fn searches() -> Vec<(&'static str, Scenario)> {
+    let (two, three) = (|| Scenario::clients(2), || Scenario::clients(3));
+    let gate = || Scenario::gate(3);
+    let twice = Scenario { beats: 2, ..two().cuts(1).letters(4) };
+    let far = |scenario: Scenario, bound| scenario.leases(6, 12, 14).timers(1, 2, bound);
+    vec![
+        ("two claims, 4 letters, 1 cut, 1 crash", two().letters(4).cuts(1).crashes(1)),
+        ("two claims, two heartbeats at once, 4 letters, 1 cut", twice),
+        ("two claims, q=2 f=4 ttl=5, 4 letters, 1 cut", two().leases(2, 4, 5).letters(4).cuts(1)),
+        ("two claims, 2 cuts, 1 crash", two().cuts(2).crashes(1)),
+        ("a lost push, three claims, way 1: 9 ticks", far(three().lost_pushes(1), 9)),
+        ("three claims, pauses", three().patient()),
+        ("three claims, pauses and cancels", three()),
+        ("three claims, 1 crash", three().crashes(1)),
+        ("gate and another, 1 cut", gate().cuts(1)),
+        ("three claims, 2 letters, 1 cut", three().letters(2).cuts(1)),
+        ("gate and another, 2 cuts", gate().cuts(2)),
+        ("three claims, 1 cut", three().cuts(1)),
+    ]
 }
