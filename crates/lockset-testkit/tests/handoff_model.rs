@@ -81,8 +81,8 @@ fn other_leases_are_sound() {
 
 #[test]
 fn no_1_a_void_grant_is_believed_with_another() {
-    let scenario = three().cuts(1).prompt().patient().without(&[Rule::Stamp]);
-    is_broken(&scenario.seeks(Breach::TwoBelievers), Breach::TwoBelievers, 18);
+    let scenario = three().letters(2).cuts(1).prompt().patient().without(&[Rule::Stamp]);
+    is_broken(&scenario.seeks(Breach::TwoBelievers), Breach::TwoBelievers, 19);
 }
 
 #[test]

@@ -101,7 +101,8 @@ fn way_to(scenario: &Scenario, origins: &[(u32, u32)], mut index: u32) -> Vec<St
 /// 128 bits of a state: among a hundred million states two with the same are not to be expected
 /// (one chance in 10^22).
 fn fingerprint(world: &World) -> u128 {
-    let mut mixer = Mixer { low: 0x243F_6A88_85A3_08D3, high: 0x1319_8A2E_0370_7344, word: 0, bits: 0 };
+    let mut mixer =
+        Mixer { low: 0x243F_6A88_85A3_08D3, high: 0x1319_8A2E_0370_7344, word: 0, bits: 0 };
     world.hash(&mut mixer);
     mixer.done()
 }

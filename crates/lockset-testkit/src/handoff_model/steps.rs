@@ -231,9 +231,8 @@ impl Steps<'_> {
         }
         let before = &self.world.server;
         let holder = |lock: super::server::Lock| (lock.id, lock.token);
-        let granted = after.server.lock.filter(|_| {
-            after.server.lock.map(holder) != before.lock.map(holder)
-        });
+        let granted =
+            after.server.lock.filter(|_| after.server.lock.map(holder) != before.lock.map(holder));
         granted.filter(|lock| lock.token <= before.fence).map(|_| Breach::TokenFell)
     }
 
@@ -332,9 +331,7 @@ impl Steps<'_> {
     fn cut(&mut self, process: u8, dies: bool) {
         let scenario = self.scenario;
         let mine = |id: Id| scenario.process(id) == process;
-        let is_open = |letter: &Letter| {
-            mine(letter.id) && !letter.late && letter.text.is_request()
-        };
+        let is_open = |letter: &Letter| mine(letter.id) && !letter.late && letter.text.is_request();
         let open = self.world.mail.iter().filter(|letter| is_open(letter)).count() as u32;
         let choices = if scenario.late { 1_u32 << open } else { 1 };
         for kept in 0..choices {

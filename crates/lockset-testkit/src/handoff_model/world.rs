@@ -163,7 +163,8 @@ impl World {
         self.mail.retain(|letter| !is_idle(claims, letter));
         let oldest = scenario.habits.leases.ttl;
         for letter in &mut self.mail {
-            let ageless = letter.late || matches!(letter.text, Text::End(_, _, None) | Text::Push(_));
+            let ageless =
+                letter.late || matches!(letter.text, Text::End(_, _, None) | Text::Push(_));
             letter.age = if ageless { 0 } else { letter.age.min(oldest) };
             if scenario.timers.is_none() {
                 letter.way = 0;
