@@ -1,7 +1,8 @@
 //! The searches of the hand-off model that are too large for every day.
 //!
-//! `cargo run --release -p lockset-testkit --example handoff_model -- deep [millions]` explores each
-//! until all states are seen, or as many millions (40 unless told; a million takes some 100 MB).
+//! `cargo run --release -p lockset-testkit --example handoff_model -- deep [millions]` explores
+//! each until all states are seen, or as many millions: 40 unless told. A million takes up to
+//! 150 MB.
 #![allow(clippy::print_stdout, reason = "a tool that talks to a person")]
 
 use std::process::ExitCode;

@@ -66,8 +66,7 @@ impl Scenario {
     /// A gate: the first claim is released with the second, of the same process, as its next; the
     /// third is of another process.
     pub fn gate(count: u8) -> Self {
-        let processes = vec![0, 0, 1];
-        let processes = processes[..usize::from(count)].to_vec();
+        let processes = [0, 0, 1][..usize::from(count)].to_vec();
         Self { processes, alike: false, gate: true, ..Self::clients(count) }
     }
 
