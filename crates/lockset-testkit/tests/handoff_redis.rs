@@ -69,8 +69,8 @@ async fn the_server_does_what_the_model_does() {
 }
 
 /// A model that leaves out a rule of the scripts is told from the server, so the test above can
-/// fail.
-#[tokio::test(flavor = "multi_thread")]
+/// fail. On one thread, where what a play that fails has to say is kept back.
+#[tokio::test]
 async fn the_server_keeps_the_rules_of_the_scripts() {
     let rules = [
         Rule::HandOnWhenFree,
