@@ -184,3 +184,192 @@ impl Waiter {
         unpoisoned(&self.facts)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Mode;
+    use crate::name::Note;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(millis * 1_000_000)
+    }
+
+    fn waiter() -> Waiter {
+        Waiter::new(Claim {
+            id: ClaimId::from_bits(7),
+            name: "name".parse().unwrap(),
+            mode: Mode::Exclusive,
+            ttl: TTL,
+            fixed: false,
+            floor: None,
+            note: Note::default(),
+            detachable: false,
+        })
+    }
+
+    /// Asked at 1 s, and answered "queued" with this stamp 100 ms later.
+    fn queued(stamp: u64) -> Waiter {
+        let waiter = waiter();
+        waiter.sending(at(1_000));
+        waiter.queued(at(1_000), at(1_100), stamp, 0, Some(TTL));
+        waiter
+    }
+
+    /// The token of the grant, and until when it is believed without the drift.
+    #[track_caller]
+    fn grant_of(waiter: &Waiter) -> (u64, Moment) {
+        match waiter.news(at(2_000)) {
+            News::Granted(grant) => (grant.token.get(), grant.valid_until + drift(TTL)),
+            _ => panic!("no grant is known"),
+        }
+    }
+
+    #[track_caller]
+    fn waits(waiter: &Waiter) {
+        assert!(matches!(waiter.news(at(2_000)), News::Waits(_)), "it does not wait");
+    }
+
+    #[test]
+    fn c1_the_first_request_counts_even_without_an_answer() {
+        let waiter = waiter();
+        waiter.sending(at(1_000));
+        waiter.sending(at(5_000));
+        assert!(matches!(waiter.news(at(6_000)), News::Ask), "C3: it asks again");
+        waiter.offered(3);
+        assert_eq!(grant_of(&waiter), (3, at(1_000) + first_lease(TTL)));
+    }
+
+    #[test]
+    fn c1_the_last_request_answered_queued_counts() {
+        let waiter = queued(2);
+        waiter.queued(at(4_000), at(4_100), 2, 0, Some(TTL));
+        // An answer that was overtaken takes nothing back.
+        waiter.queued(at(3_000), at(4_200), 1, 0, Some(TTL));
+        waiter.offered(2);
+        waits(&waiter);
+        waiter.offered(3);
+        assert_eq!(grant_of(&waiter), (3, at(4_000) + first_lease(TTL)));
+    }
+
+    #[test]
+    fn c2_a_heartbeat_under_way_does_not_count() {
+        let waiter = queued(2);
+        waiter.beating(at(5_000));
+        waiter.offered(3);
+        assert_eq!(grant_of(&waiter), (3, at(1_000) + first_lease(TTL)));
+    }
+
+    #[test]
+    fn c2_a_grant_not_above_the_stamp_is_void() {
+        let waiter = queued(5);
+        waiter.offered(4);
+        waits(&waiter);
+        waiter.offered(5);
+        waits(&waiter);
+        waiter.granted(at(1_500), 5, TTL);
+        waits(&waiter);
+        waiter.offered(6);
+        assert_eq!(grant_of(&waiter).0, 6);
+    }
+
+    #[test]
+    fn c2_a_known_grant_is_dropped_by_a_later_stamp() {
+        let waiter = waiter();
+        waiter.sending(at(1_000));
+        waiter.offered(3);
+        assert_eq!(grant_of(&waiter).0, 3);
+        waiter.queued(at(1_500), at(1_600), 4, 0, Some(TTL));
+        waits(&waiter);
+        // One from before the grant leaves it.
+        waiter.offered(6);
+        waiter.queued(at(1_700), at(1_800), 5, 0, Some(TTL));
+        assert_eq!(grant_of(&waiter).0, 6);
+    }
+
+    #[test]
+    fn c2_a_greater_token_replaces_a_known_grant() {
+        let waiter = queued(2);
+        waiter.offered(5);
+        waiter.offered(4);
+        assert_eq!(grant_of(&waiter).0, 5);
+        waiter.offered(8);
+        assert_eq!(grant_of(&waiter).0, 8);
+    }
+
+    #[test]
+    fn c2_what_is_left_counts_from_the_request_that_was_told() {
+        let (first, left) = (first_lease(TTL), Duration::from_secs(7));
+        // Sent long after the last "queued": what is left is the better knowledge.
+        let waiter = queued(2);
+        waiter.granted(at(6_000), 3, left);
+        assert_eq!(grant_of(&waiter), (3, at(6_000) + left));
+        // Never from the request that was answered "granted" plus a first lease.
+        assert!(grant_of(&waiter).1 < at(6_000) + first);
+        // Sent soon after: the first lease from then is the better.
+        let waiter = queued(2);
+        waiter.granted(at(1_200), 3, left);
+        assert_eq!(grant_of(&waiter), (3, at(1_000) + first));
+        // Told of an older grant than the one that is known: nothing changes.
+        waiter.offered(5);
+        waiter.granted(at(9_000), 4, TTL);
+        assert_eq!(grant_of(&waiter), (5, at(1_000) + first));
+    }
+
+    #[test]
+    fn c4_a_grant_read_too_late_is_not_valid_any_more() {
+        let waiter = queued(2);
+        waiter.offered(3);
+        let late = at(1_000) + first_lease(TTL);
+        match waiter.news(late) {
+            News::Granted(grant) => assert!(grant.valid_until < late, "it would be believed"),
+            _ => panic!("the grant is still worth a renewal"),
+        }
+    }
+
+    #[test]
+    fn c4_a_grant_without_any_request_is_never_valid() {
+        let waiter = waiter();
+        waiter.offered(3);
+        assert!(grant_of(&waiter).1 <= Moment::from_nanos(0) + first_lease(TTL));
+    }
+
+    #[test]
+    fn c6_who_is_gone_stays_gone_and_shows_no_life() {
+        let waiter = queued(2);
+        assert!(waiter.beat_at().is_some(), "it shows life before");
+        waiter.gone();
+        waiter.offered(9);
+        waiter.queued(at(3_000), at(3_100), 2, 0, Some(TTL));
+        assert!(matches!(waiter.news(at(4_000)), News::Gone));
+        assert_eq!(waiter.beat_at(), None);
+    }
+
+    #[test]
+    fn c8_all_waiters_are_due_after_a_reconnection() {
+        let waiters = Waiters::default();
+        let waiter = waiters.enter(&waiter().claim);
+        assert_eq!(waiters.due(at(9_000), true).len(), 0, "not queued yet: it asks instead");
+        waiter.queued(at(1_000), at(1_100), 2, 0, Some(TTL));
+        assert_eq!(waiters.due(at(1_200), false).len(), 0);
+        assert_eq!(waiters.due(at(1_200), true).len(), 1);
+        assert_eq!(waiters.due(at(1_000) + place_lease(TTL) / 3, false).len(), 1);
+    }
+
+    #[test]
+    fn c9_the_first_looks_when_the_lease_before_it_ends_and_the_others_later() {
+        let look_at = |place| {
+            let waiter = waiter();
+            waiter.sending(at(1_000));
+            waiter.queued(at(1_000), at(1_100), 2, place, Some(Duration::from_secs(5)));
+            match waiter.news(at(1_200)) {
+                News::Waits(look_at) => look_at,
+                _ => panic!("it does not wait"),
+            }
+        };
+        assert_eq!(look_at(0), at(6_100) + ROUNDED);
+        assert_eq!(look_at(2), look_at(0) + STEP_BACK * 2);
+    }
+}

@@ -1,0 +1,194 @@
+//! The search: breadth-first, every order of steps, each state once.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
+use super::scenario::Scenario;
+use super::steps::{Step, steps};
+use super::world::{Breach, World};
+
+/// What a search found.
+#[derive(Debug)]
+pub struct Explored {
+    /// Different states that were reached.
+    pub states: usize,
+    /// Steps that were tried.
+    pub steps: usize,
+    /// The steps to the state that is farthest from the beginning.
+    pub depth: usize,
+    /// The longest that the observed waiter waited while nobody alive held.
+    pub idle: u8,
+    /// Every state that can be reached was reached.
+    pub exhausted: bool,
+    /// The shortest way to a broken promise.
+    pub found: Option<(Breach, Vec<Step>)>,
+}
+
+impl fmt::Display for Explored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { states, steps, depth, .. } = self;
+        let how = if self.exhausted { "all of them" } else { "not all" };
+        write!(f, "{states} states ({how}), {steps} steps, depth {depth}")?;
+        if let Some((breach, way)) = &self.found {
+            write!(f, "; {breach:?} after {} steps:", way.len())?;
+            for step in way {
+                write!(f, "\n  {step}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Searches until a promise is broken, all states are seen, or there are more than `most`.
+pub fn explore(scenario: &Scenario, most: usize) -> Explored {
+    let first = scenario.first();
+    let mut seen: HashSet<u128, BuildHasherDefault<Ready>> = HashSet::default();
+    seen.insert(fingerprint(&first));
+    // By which step of which state each state was reached: enough to tell the way again.
+    let mut origins: Vec<(u32, u32)> = vec![(0, 0)];
+    let mut level = vec![(0_u32, first)];
+    let mut explored =
+        Explored { states: 1, steps: 0, depth: 0, idle: 0, exhausted: false, found: None };
+    while !level.is_empty() {
+        let mut next_level = Vec::new();
+        for (index, world) in &level {
+            for (nth, (step, next, breach)) in steps(scenario, world).into_iter().enumerate() {
+                explored.steps += 1;
+                let counts = |breach: &Breach| scenario.seeks.is_none_or(|one| one == *breach);
+                if let Some(breach) = breach.filter(counts) {
+                    let mut way = way_to(scenario, &origins, *index);
+                    way.push(step);
+                    explored.found = Some((breach, way));
+                    return explored;
+                }
+                explored.idle = explored.idle.max(next.idle);
+                if seen.insert(fingerprint(&next)) {
+                    next_level.push((origins.len() as u32, next));
+                    origins.push((*index, nth as u32));
+                }
+            }
+            explored.states = origins.len();
+            if explored.states > most {
+                return explored;
+            }
+        }
+        explored.depth += usize::from(!next_level.is_empty());
+        level = next_level;
+    }
+    explored.exhausted = true;
+    explored
+}
+
+/// The steps by which a state was reached first.
+fn way_to(scenario: &Scenario, origins: &[(u32, u32)], mut index: u32) -> Vec<Step> {
+    let mut turns = Vec::new();
+    while index != 0 {
+        let (before, nth) = origins[index as usize];
+        turns.push(nth);
+        index = before;
+    }
+    let mut world = scenario.first();
+    let mut way = Vec::new();
+    for nth in turns.into_iter().rev() {
+        let (step, next, _) = steps(scenario, &world).swap_remove(nth as usize);
+        way.push(step);
+        world = next;
+    }
+    way
+}
+
+/// 128 bits of a state: among a hundred million states two with the same are not to be expected
+/// (one chance in 10^22).
+fn fingerprint(world: &World) -> u128 {
+    let mut mixer =
+        Mixer { low: 0x243F_6A88_85A3_08D3, high: 0x1319_8A2E_0370_7344, word: 0, bits: 0 };
+    world.hash(&mut mixer);
+    mixer.done()
+}
+
+/// Collects small values to words, and words to two products.
+struct Mixer {
+    low: u64,
+    high: u64,
+    word: u64,
+    bits: u32,
+}
+
+impl Mixer {
+    fn add(&mut self, value: u64, bits: u32) {
+        if self.bits + bits > 64 {
+            self.mix();
+        }
+        self.word |= value << self.bits;
+        self.bits += bits;
+    }
+
+    fn mix(&mut self) {
+        let fold = |a: u64, b: u64| {
+            let product = u128::from(a).wrapping_mul(u128::from(b));
+            (product as u64) ^ ((product >> 64) as u64)
+        };
+        self.low = fold(self.low ^ self.word, 0x9E37_79B9_7F4A_7C15).wrapping_add(self.word);
+        self.high = fold(self.high.rotate_left(23) ^ self.word, 0xD6E8_FEB8_6659_FD93) ^ self.low;
+        (self.word, self.bits) = (0, 0);
+    }
+
+    fn done(mut self) -> u128 {
+        self.mix();
+        let length = u64::from(self.bits);
+        self.word = length;
+        self.mix();
+        u128::from(self.high) << 64 | u128::from(self.low)
+    }
+}
+
+impl Hasher for Mixer {
+    fn finish(&self) -> u64 {
+        self.low
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u8(*byte));
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.add(u64::from(value), 8);
+    }
+
+    fn write_u16(&mut self, value: u16) {
+        self.add(u64::from(value), 16);
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.mix();
+        self.add(value, 64);
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        // Only lengths, and which variant an enum is: small ones.
+        self.add(value as u64 & 0xFF, 8);
+    }
+
+    fn write_isize(&mut self, value: isize) {
+        self.write_usize(value as usize);
+    }
+}
+
+/// A fingerprint is mixed already.
+#[derive(Default)]
+struct Ready(u64);
+
+impl Hasher for Ready {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0 << 8 | u64::from(*byte));
+    }
+
+    fn write_u128(&mut self, value: u128) {
+        self.0 = value as u64;
+    }
+}

@@ -1,0 +1,152 @@
+//! Who takes part in an exploration, what may happen, and what is looked for.
+
+use super::client::Habits;
+use super::rules::{Leases, Rule, Rules};
+use super::server::Id;
+use super::world::{Breach, CLAIMS, Faults, World};
+
+/// What is explored.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The rules and leases of everybody.
+    pub habits: Habits,
+    /// The process of each claim.
+    pub processes: Vec<u8>,
+    /// The claims are alike: they begin in order, since any other order is the same by other names.
+    pub alike: bool,
+    /// The first claim is released with the second as its next; the second begins only so.
+    pub gate: bool,
+    /// Who waits may give up.
+    pub cancels: bool,
+    /// Requests of a connection that ended may still arrive; otherwise they are all lost.
+    pub late: bool,
+    /// Faults that may happen, each at any moment.
+    pub faults: Faults,
+    /// No request is sent while so many letters are under way.
+    pub letters: usize,
+    /// Heartbeats of one claim that may be under way at once.
+    pub beats: usize,
+    /// Timers and bounded ways, to see how long the last claim waits; without them anything may
+    /// take any time.
+    pub timers: Option<Timers>,
+    /// The one breach that counts; all if none.
+    pub seeks: Option<Breach>,
+}
+
+/// When things happen at the latest.
+#[derive(Clone, Copy, Debug)]
+pub struct Timers {
+    /// A letter is under way for at most so many ticks.
+    pub way: u8,
+    /// A heartbeat goes out every so many ticks.
+    pub beat: u8,
+    /// The last claim waits at most for so many ticks while nobody alive holds.
+    pub bound: u8,
+}
+
+impl Scenario {
+    /// So many claims, each with a process of its own, q = 1, f = 2, ttl = 3, no faults.
+    pub fn clients(count: u8) -> Self {
+        assert!(usize::from(count) <= CLAIMS, "the model has room for {CLAIMS} claims");
+        Self {
+            habits: Habits { rules: Rules::ALL, leases: Leases::new(1, 2, 3) },
+            processes: (0..count).collect(),
+            alike: true,
+            gate: false,
+            cancels: true,
+            late: true,
+            faults: Faults::default(),
+            letters: 3,
+            beats: 1,
+            timers: None,
+            seeks: None,
+        }
+    }
+
+    /// A gate: the first claim is released with the second, of the same process, as its next; the
+    /// third is of another process.
+    pub fn gate(count: u8) -> Self {
+        let processes = [0, 0, 1][..usize::from(count)].to_vec();
+        Self { processes, alike: false, gate: true, ..Self::clients(count) }
+    }
+
+    /// Without these rules.
+    pub fn without(mut self, rules: &[Rule]) -> Self {
+        self.habits.rules = Rules::without(rules);
+        self
+    }
+
+    /// With so many connections cut.
+    pub fn cuts(mut self, count: u8) -> Self {
+        self.faults.cuts = count;
+        self
+    }
+
+    /// With so many processes killed.
+    pub fn crashes(mut self, count: u8) -> Self {
+        self.faults.crashes = count;
+        self
+    }
+
+    /// With so many pushes lost.
+    pub fn lost_pushes(mut self, count: u8) -> Self {
+        self.faults.lost_pushes = count;
+        self
+    }
+
+    /// With so many letters under way.
+    pub fn letters(mut self, count: usize) -> Self {
+        self.letters = count;
+        self
+    }
+
+    /// With these leases.
+    pub fn leases(mut self, q: u8, f: u8, ttl: u8) -> Self {
+        self.habits.leases = Leases::new(q, f, ttl);
+        self
+    }
+
+    /// Nobody gives up waiting.
+    pub fn patient(mut self) -> Self {
+        self.cancels = false;
+        self
+    }
+
+    /// Nothing arrives late.
+    pub fn prompt(mut self) -> Self {
+        self.late = false;
+        self
+    }
+
+    /// With timers.
+    pub fn timers(mut self, way: u8, beat: u8, bound: u8) -> Self {
+        self.timers = Some(Timers { way, beat, bound });
+        self
+    }
+
+    /// Looking for this breach only.
+    pub fn seeks(mut self, breach: Breach) -> Self {
+        self.seeks = Some(breach);
+        self
+    }
+
+    /// The state in which it begins.
+    pub fn first(&self) -> World {
+        World { faults: self.faults, ..World::default() }
+    }
+
+    /// The claims that take part.
+    pub fn ids(&self) -> std::ops::Range<Id> {
+        0..self.processes.len() as Id
+    }
+
+    /// The claim whose waiting is measured, if timers are explored.
+    pub fn observed(&self) -> Option<Id> {
+        self.timers.map(|_| self.processes.len() as Id - 1)
+    }
+
+    /// The process of a claim.
+    pub fn process(&self, id: Id) -> u8 {
+        self.processes[usize::from(id)]
+    }
+}

@@ -1,0 +1,263 @@
+//! What the server does: the scripts, one name, time in ticks.
+//!
+//! The differential test runs the same steps here and on a real server.
+
+use super::rules::{Leases, Rule, Rules};
+
+/// A claim, by its number.
+pub type Id = u8;
+/// A fencing token or the stamp of a fence; 0 is none.
+pub type Token = u16;
+
+/// All that the server remembers of one name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Server {
+    /// Who holds it.
+    pub lock: Option<Lock>,
+    /// The greatest ticket or token given so far.
+    pub fence: Token,
+    /// Who waits, first come first.
+    pub queue: Vec<Place>,
+    /// The claims that are refused from now on, a bit each.
+    pub marks: u64,
+}
+
+/// A holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lock {
+    /// Which claim.
+    pub id: Id,
+    /// By which token.
+    pub token: Token,
+    /// For how many ticks.
+    pub left: u8,
+}
+
+/// A waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Which claim.
+    pub id: Id,
+    /// For how many ticks it lives without a heartbeat; 0: its deadline has passed.
+    pub left: u8,
+}
+
+/// What a claim is told of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Answer {
+    /// The lock was free: the whole ttl.
+    GrantedNow(Token),
+    /// It holds already, with so much left.
+    Granted(Token, u8),
+    /// It waits: the fence, its place from 0, and what is left of the lease before it.
+    Queued {
+        /// The fence.
+        stamp: Token,
+        /// How many are before it.
+        place: u8,
+        /// What the holder has left.
+        left: u8,
+    },
+    /// Somebody else holds it, and it was not to wait.
+    Busy,
+    /// It neither holds nor waits, and never will.
+    Gone,
+}
+
+impl Server {
+    /// A tick passes.
+    pub fn tick(&mut self) {
+        self.lock = self.lock.filter(|lock| lock.left > 1);
+        self.lock.iter_mut().for_each(|lock| lock.left -= 1);
+        self.queue.iter_mut().for_each(|place| place.left = place.left.saturating_sub(1));
+    }
+
+    /// Whether this claim waits.
+    pub fn is_queued(&self, id: Id) -> bool {
+        self.queue.iter().any(|place| place.id == id)
+    }
+
+    /// Whether this claim holds.
+    pub fn is_held_by(&self, id: Id) -> bool {
+        self.held_by(id).is_some()
+    }
+
+    fn held_by(&self, id: Id) -> Option<Lock> {
+        self.lock.filter(|lock| lock.id == id)
+    }
+
+    fn unqueue(&mut self, id: Id) {
+        self.queue.retain(|place| place.id != id);
+    }
+}
+
+/// One script on its way through the server.
+#[derive(Debug)]
+pub struct Script<'a> {
+    server: &'a mut Server,
+    rules: Rules,
+    leases: Leases,
+    /// The claims for whose inbox PUBLISH counts a subscriber, a bit each.
+    heard: u64,
+    /// Who was written to, and which token.
+    pub pushed: Option<(Id, Token)>,
+    /// Who lost a place that still lived.
+    pub thrown_out: Option<Id>,
+}
+
+impl<'a> Script<'a> {
+    /// A script begins.
+    pub fn new(server: &'a mut Server, rules: Rules, leases: Leases, heard: u64) -> Self {
+        Self { server, rules, leases, heard, pushed: None, thrown_out: None }
+    }
+
+    /// ACQUIRE: a claim's first request, or its repetition.
+    pub fn acquire(&mut self, id: Id, wait: bool) -> Answer {
+        if self.is_marked(id) {
+            return Answer::Gone;
+        }
+        self.take(id, wait, self.rules.keep(Rule::AcquireKnowsItself))
+    }
+
+    /// HEARTBEAT: never inserts.
+    pub fn heartbeat(&mut self, id: Id) -> Answer {
+        if self.is_marked(id) {
+            return Answer::Gone;
+        }
+        if let Some(lock) = self.server.held_by(id) {
+            return match self.rules.keep(Rule::HeartbeatTellsGrant) {
+                true => Answer::Granted(lock.token, lock.left),
+                false => self.queued(id),
+            };
+        }
+        if !self.refresh(id) {
+            return Answer::Gone;
+        }
+        if self.rules.keep(Rule::HandOnWhenFree) {
+            self.hand_on(Some(id));
+        }
+        self.standing(id)
+    }
+
+    /// RENEW: never creates.
+    pub fn renew(&mut self, id: Id, token: Token) -> bool {
+        let checks = self.rules.keep(Rule::RenewChecksToken);
+        let lock = self.server.lock.as_mut();
+        match lock.filter(|lock| lock.id == id && (lock.token == token || !checks)) {
+            Some(lock) => lock.left = self.leases.ttl,
+            None => return false,
+        }
+        true
+    }
+
+    /// END: release, or withdrawal if there is no token. Whether it held by that token, and what
+    /// became of the next claim.
+    pub fn end(
+        &mut self,
+        id: Id,
+        token: Option<Token>,
+        mark: bool,
+        next: Option<Id>,
+    ) -> (bool, Option<Answer>) {
+        if mark {
+            self.server.marks |= 1 << id;
+        }
+        self.server.unqueue(id);
+        let held = self.server.held_by(id).map(|lock| lock.token);
+        let released = held.is_some() && held == token;
+        if held.is_some() && (released || token.is_none() || self.rules.keep(Rule::EndsByIdAlone)) {
+            self.server.lock = None;
+        }
+        let Some(next) = next.filter(|_| released) else {
+            self.hand_on(None);
+            return (released, None);
+        };
+        self.refresh(next);
+        self.hand_on(Some(next));
+        if self.is_marked(next) && self.rules.keep(Rule::NextLooksAtMark) {
+            return (true, Some(Answer::Gone));
+        }
+        (true, Some(self.take(next, true, self.rules.keep(Rule::NextKnowsItself))))
+    }
+
+    /// HAND-ON: a free lock goes to the first waiter that lives and hears. `me` hears by the reply.
+    fn hand_on(&mut self, me: Option<Id>) {
+        let mut at = 0;
+        while self.server.lock.is_none() && at < self.server.queue.len() {
+            let Place { id, left } = self.server.queue[at];
+            if left == 0 {
+                self.server.queue.remove(at);
+            } else if me == Some(id) || self.heard & (1 << id) != 0 {
+                self.server.queue.remove(at);
+                let token = self.hold(id, self.leases.f);
+                self.pushed = (me != Some(id)).then_some((id, token));
+            } else if self.rules.keep(Rule::UnheardKeepsPlace) {
+                at += 1;
+            } else {
+                self.server.queue.remove(at);
+                self.thrown_out = Some(id);
+            }
+        }
+    }
+
+    /// ACQUIRE from 2 on, and END 5.
+    fn take(&mut self, id: Id, wait: bool, knows_itself: bool) -> Answer {
+        if knows_itself && self.server.is_held_by(id) {
+            return self.standing(id);
+        }
+        if knows_itself && self.refresh(id) {
+            self.hand_on(Some(id));
+            return self.standing(id);
+        }
+        let hands_on = self.rules.keep(Rule::HandOnWhenFree);
+        if hands_on {
+            self.hand_on(None);
+        }
+        if self.server.lock.is_none() && (hands_on || self.server.queue.is_empty()) {
+            return Answer::GrantedNow(self.hold(id, self.leases.ttl));
+        }
+        if !wait {
+            return Answer::Busy;
+        }
+        // A member of a sorted set is there once, by its newest ticket.
+        self.server.unqueue(id);
+        self.next();
+        self.server.queue.push(Place { id, left: self.leases.q });
+        self.queued(id)
+    }
+
+    fn standing(&self, id: Id) -> Answer {
+        match self.server.held_by(id) {
+            Some(lock) => Answer::Granted(lock.token, lock.left),
+            None => self.queued(id),
+        }
+    }
+
+    fn queued(&self, id: Id) -> Answer {
+        let place = self.server.queue.iter().position(|place| place.id == id).unwrap_or(0) as u8;
+        let left = self.server.lock.map_or(0, |lock| lock.left);
+        Answer::Queued { stamp: self.server.fence, place, left }
+    }
+
+    /// The place of this claim lives for another q, if it has one.
+    fn refresh(&mut self, id: Id) -> bool {
+        let place = self.server.queue.iter_mut().find(|place| place.id == id);
+        place.map(|place| place.left = self.leases.q).is_some()
+    }
+
+    fn hold(&mut self, id: Id, left: u8) -> Token {
+        let token = self.next();
+        self.server.lock = Some(Lock { id, token, left });
+        token
+    }
+
+    /// NEXT: the next ticket or token.
+    fn next(&mut self) -> Token {
+        self.server.fence += 1;
+        self.server.fence
+    }
+
+    fn is_marked(&self, id: Id) -> bool {
+        self.server.marks & (1 << id) != 0
+    }
+}
