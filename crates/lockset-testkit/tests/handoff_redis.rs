@@ -203,6 +203,7 @@ impl Play {
             floor: None,
             note: Note::default(),
             detachable: false,
+            replicas: None,
         };
         let (waiting, grant) = (None, None);
         let (token, withdrawn, dead) = (0, false, false);

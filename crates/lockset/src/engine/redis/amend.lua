@@ -3,8 +3,8 @@
 local k = at(KEYS[1], KEYS[2])
 local id, token, what, to = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local value = value_of(k)
-local owner, held, flag, ttl, note = holder_of(value)
-if owner == id and held == token then
+local owner, held, flag, ttl, note = holder_of(k, value)
+if owner == id and (held == token or held == '') then
   local left = math.max(call('PTTL', k.lock), 1)
   if what == 'note' then
     call('SET', k.lock, id .. ':' .. token .. ':' .. flag .. ':' .. ttl .. ':' .. to, 'PX', left)

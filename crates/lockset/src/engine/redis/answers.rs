@@ -54,11 +54,11 @@ pub(super) fn look_state(name: &Name, value: &Value) -> Result<LockState> {
     let parts = list(value)?;
     let mut state = LockState::free(name.clone());
     let (lock, left) = (word(parts, 0)?, millis(parts, 1)?);
-    if !lock.is_empty() && !lock.starts_with('=') {
-        state.holders.push(exclusive(&lock, left));
-    }
     let fence = number(parts, 2)?;
     state.fence = (fence > 0).then_some(Token::new(fence));
+    if !lock.is_empty() && !lock.starts_with('=') {
+        state.holders.push(exclusive(&lock, state.fence, left));
+    }
     let version = number(parts, 3)?;
     if version > 0 {
         state.cell = Some(Cell { version: Version(version), value: bytes(parts, 4)?.to_vec() });
@@ -81,21 +81,23 @@ pub(super) fn look_state(name: &Name, value: &Value) -> Result<LockState> {
 /// The answer of `break.lua`: who held.
 pub(super) fn broken(value: &Value) -> Result<Vec<Holder>> {
     let parts = list(value)?;
-    let (lock, left) = (word(parts, 0)?, millis(parts, 1)?);
-    let mut holders = others(list(part(parts, 2)?)?, &lock)?;
+    let (lock, token, left) = (word(parts, 0)?, word(parts, 1)?.parse().ok(), millis(parts, 2)?);
+    let mut holders = others(list(part(parts, 3)?)?, &lock)?;
     if !lock.is_empty() && !lock.starts_with('=') {
-        holders.push(exclusive(&lock, left));
+        holders.push(exclusive(&lock, token, left));
     }
     Ok(holders)
 }
 
-/// The holder in `id:token:flag:ttl:note`; a value of another form is somebody else's lock.
-fn exclusive(value: &str, left: Duration) -> Holder {
+/// The holder in `id:token:flag:ttl:note`; without a token it is what the fence says. A value of
+/// another form is somebody else's lock.
+fn exclusive(value: &str, fence: Option<Token>, left: Duration) -> Holder {
     let mut fields = value.splitn(5, ':');
     let id = fields.next().and_then(|id| id.parse().ok());
-    let token = fields.next().and_then(|token| token.parse().ok());
-    let flag = fields.next();
-    let note = fields.nth(1).filter(|_| id.is_some() && token.is_some());
+    let token = fields.next().and_then(|token| token.parse().ok()).or(fence);
+    let (flag, note) = (fields.next(), fields.nth(1));
+    let id = id.filter(|_| note.is_some());
+    let token = token.filter(|_| id.is_some());
     let mut note = read_note(note.unwrap_or_default());
     if id.is_none() {
         note.text = "a lock that is not lockset's".into();

@@ -1,5 +1,5 @@
--- KEYS the name's lock and queue; ARGV now (1|0). Answers who held: value and what is left if
--- exclusive, then the other holders as of look. Holders are told; if nobody hears it, the next
+-- KEYS the name's lock and queue; ARGV now (1|0). Answers who held: value, token and what is left
+-- if exclusive, then the other holders as of look. Holders are told; if nobody hears it, the next
 -- renewal tells.
 local k = at(KEYS[1], KEYS[2])
 local value = value_of(k) or ''
@@ -18,7 +18,7 @@ for _, id in ipairs(sharing) do
   call('HSET', k.held, id, (string.gsub(record, '^(%d+)|%d|', '%1|1|')))
   tell(id, string.match(record, '^%d+|%d|%a|%d+|%d+|(.*)$') or '')
 end
-local owner, token, _, ttl, note = holder_of(value)
+local owner, token, _, ttl, note = holder_of(k, value)
 if owner then
   call('SET', k.lock, owner .. ':' .. token .. ':1:' .. ttl .. ':' .. note, 'PX', math.max(left, 1))
   tell(owner, note)
@@ -27,4 +27,4 @@ if ARGV[1] == '1' then
   call('DEL', k.lock, k.holders, k.held)
   hand_on(k, nil)
 end
-return { value, left, holders }
+return { value, token or '', left, holders }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{ToRedisArgs, Value};
 
 use super::answers::{Standing, list, standing, word};
-use super::crowd::{Acted, Request, Take};
+use super::crowd::{Acted, Give, Request, Take};
 use super::keys::{self, Keys};
 use super::link::{self, Answer, Unanswered};
 use super::nodes::Way;
@@ -14,7 +14,7 @@ use super::scripts::Script;
 use super::waiting::{News, Waiter};
 use super::{BATCH, Core, LEAST_PATIENCE, MARK_LIFE, PATIENCE, answers};
 use crate::clock::Moment;
-use crate::engine::{Claim, ClaimId, Grant, Mode, Replicas, Wait, drift};
+use crate::engine::{Claim, Grant, Mode, Replicas, Wait, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::name::Name;
 use crate::token::Token;
@@ -114,7 +114,7 @@ impl Core {
     async fn act(
         &self,
         name: &Name,
-        give: Option<(ClaimId, Token)>,
+        give: Option<Give>,
         take: Option<Take>,
         patience: Duration,
     ) -> Acted {
@@ -170,7 +170,7 @@ impl Core {
         match standing(answer)? {
             Standing::GrantedNow(token) => {
                 let valid_until = (sent + claim.ttl).before(drift(claim.ttl));
-                return Ok(Asked::Granted(keys::grant(Token::new(token), valid_until)));
+                return Ok(Asked::Granted(keys::fresh_grant(Token::new(token), valid_until)));
             }
             Standing::Granted(token, left) => waiter.granted(sent, token, left),
             Standing::Queued { stamp, place, left } => {
@@ -406,7 +406,10 @@ impl Core {
         // In doubt from the first byte on: this future may be dropped before the answer.
         let doubt = next.filter(|next| self.dirty().insert(next.id, ()).is_none());
         let take = waiter.clone().map(|waiter| Take { waiter, waits: true });
-        let acted = self.act(&claim.name, Some((claim.id, grant.token)), take, PATIENCE).await;
+        let Claim { id, ttl, ref note, .. } = *claim;
+        let note = keys::is_fresh(grant).then(|| note.clone());
+        let give = Give { id, token: grant.token, ttl, note };
+        let acted = self.act(&claim.name, Some(give), take, PATIENCE).await;
         if !matches!(acted, Err(Unanswered::Unknown(_))) {
             doubt.and_then(|next| self.dirty().remove(&next.id));
         }

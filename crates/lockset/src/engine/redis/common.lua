@@ -3,8 +3,10 @@
 --
 -- The keys of one name, all in one hash slot:
 --   lock     STRING  exclusive: id:token:flag:ttl:note. Readers out: '=s'. Permits out: '=p:limit'.
+--                    No token: nobody has queued since the grant, and it is what the fence says.
 --   fence    STRING  the greatest ticket or token given so far
---   queue    ZSET    id -> ticket
+--   queue    ZSET    id -> ticket; '!' -> 0 while there may be marks: a queue keeps others from
+--                    taking the lock without looking
 --   waiters  HASH    id -> deadline|q|f|ttl|mode|take|limit|floor|inbox|note
 --   holders  ZSET    id -> the end of the lease, while readers or permits are out
 --   held     HASH    id -> token|flag|mode|take|ttl|note; '*' -> the sum of the permits out
@@ -67,9 +69,18 @@ local function next_number(k, c)
   return n
 end
 
-local function holder_of(value)
-  if not value then return nil end
-  return string.match(value, '^(%x+):(%d+):(%d):(%d+):(.*)$')
+-- Id, token, flag, ttl and note of an exclusive holder.
+local function holder_of(k, value)
+  local id, token, flag, ttl, note = string.match(value or '', '^(%x+):(%d*):(%d):(%d+):(.*)$')
+  -- A fence that was lost says nothing: the holder is known by its id alone.
+  if token == '' then token = call('GET', k.fence) or '' end
+  return id, token, flag, ttl, note
+end
+
+-- Writes the token down before the fence goes on.
+local function settle(k, value)
+  if not value or not string.find(value, '^%x+::') then return end
+  call('SET', k.lock, table.concat({ holder_of(k, value) }, ':'), 'KEEPTTL')
 end
 
 -- Whether readers or permits are out. Only then do `holders` and `held` mean anything: what is in
@@ -121,10 +132,10 @@ end
 local function clash(k, value, c)
   if value and string.sub(value, 1, 3) == '=p:' then
     return clash_with('p', tonumber(string.sub(value, 4)), c)
-  elseif value == '=s' or (value and holder_of(value)) then
+  elseif value == '=s' or holder_of(k, value) then
     return clash_with('x', 0, c)
   end
-  local first = call('ZRANGE', k.queue, 0, 0)[1]
+  local first = call('ZRANGEBYSCORE', k.queue, 1, '+inf', 'LIMIT', 0, 1)[1]
   local record = first and call('HGET', k.waiters, first)
   if record then
     local w = parse(first, string.match(record, '^%d+|(.*)$'))
@@ -169,7 +180,7 @@ end
 local function hand_on(k, me)
   local value, place, granted, deaf = value_of(k), 0, nil, {}
   for _ = 1, 256 do
-    local id = call('ZRANGE', k.queue, place, place)[1]
+    local id = call('ZRANGEBYSCORE', k.queue, 1, '+inf', 'LIMIT', place, 1)[1]
     if not id then return value, granted, true end
     local record = call('HGET', k.waiters, id)
     local deadline = record and tonumber(string.match(record, '^(%d+)|'))
@@ -195,20 +206,22 @@ local function hand_on(k, me)
   return value, granted, false
 end
 
--- What is left of the lease by which `id` holds, and its token; nil if it does not.
+-- The answer to one that holds; nil if it does not.
 local function holding(k, value, id)
-  local owner, token = holder_of(value)
-  if owner == id then return token, call('PTTL', k.lock) end
+  local owner, token = holder_of(k, value)
+  -- Whoever does not know its token cannot be told any more.
+  if owner == id and token == '' then return { 'gone' } end
+  if owner == id then return { 'granted', token, call('PTTL', k.lock) } end
   local ends = is_shared(value) and call('ZSCORE', k.holders, id)
   if ends then
-    return string.match(call('HGET', k.held, id), '^(%d+)|'), tonumber(ends) - now()
+    local token = string.match(call('HGET', k.held, id), '^(%d+)|')
+    return { 'granted', token, tonumber(ends) - now() }
   end
   return nil
 end
 
 local function queued(k, id)
-  return { 'queued', call('GET', k.fence) or '0', call('ZRANK', k.queue, id),
-           call('PTTL', k.lock) }
+  return { 'queued', call('GET', k.fence) or '0', call('ZRANK', k.queue, id), call('PTTL', k.lock) }
 end
 
 -- The place of `c` lives for another q. A queue of corpses vanishes by itself.
@@ -228,16 +241,18 @@ end
 local function heartbeat(k, id, inbox)
   if is_marked(k, id) then return { 'gone' } end
   local value = value_of(k)
-  local token, left = holding(k, value, id)
-  if token then return { 'granted', token, left } end
+  local held = holding(k, value, id)
+  if held then return held end
   local record = call('HGET', k.waiters, id)
   if not record or not call('ZSCORE', k.queue, id) then return { 'gone' } end
   local c = parse(id, string.match(record, '^%d+|(.*)$'))
   c.body = table.concat({ num(c.q), num(c.f), num(c.ttl), c.mode, num(c.take), num(c.limit),
                           c.floor, inbox, c.note }, '|')
   refresh(k, c)
-  local _, granted = hand_on(k, id)
-  if granted then return { 'granted', num(granted), c.f } end
+  if not value or is_shared(value) then
+    local _, granted = hand_on(k, id)
+    if granted then return { 'granted', num(granted), c.f } end
+  end
   return queued(k, id)
 end
 
@@ -245,8 +260,8 @@ end
 local function acquire(k, c, wait)
   if is_marked(k, c.id) then return { 'gone' } end
   local value = value_of(k)
-  local token, left = holding(k, value, c.id)
-  if token then return { 'granted', token, left } end
+  local held = holding(k, value, c.id)
+  if held then return held end
   if call('ZSCORE', k.queue, c.id) then return heartbeat(k, c.id, c.inbox) end
   -- For one that only tries too: else the dead in the queue would make it busy.
   local nobody_before, _ = true
@@ -261,6 +276,7 @@ local function acquire(k, c, wait)
     return { 'granted-now', num(number) }
   end
   if not wait then return { 'busy', call('PTTL', k.lock) } end
+  settle(k, value)
   enqueue(k, c, next_number(k, c))
   return queued(k, c.id)
 end
@@ -268,7 +284,7 @@ end
 -- Takes a holder out, whatever its token. Whether it was there, and by which token.
 local function drop(k, id)
   local value = value_of(k)
-  local owner, token = holder_of(value)
+  local owner, token = holder_of(k, value)
   if owner == id then
     call('DEL', k.lock)
     return token
@@ -287,6 +303,7 @@ end
 local function finish(k, id, token)
   unqueue(k, id)
   local held = drop(k, id)
+  if held == '' then held = token end
   -- The waiters' signs of life find the lock if it cannot be handed on now.
   pcall(hand_on, k, nil)
   return (held and held == token) and 'released' or 'not-held'

@@ -5,7 +5,6 @@
 //! little more than its commands. Together they get the usual case only; one whose lock is not as
 //! expected then asks alone.
 
-use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -17,8 +16,9 @@ use super::link::{Answer, Unanswered, Up, failed};
 use super::scripts::{Script, Scripts};
 use super::waiting::Waiter;
 use super::{BATCH, PATIENCE};
-use crate::engine::{ClaimId, Mode};
+use crate::engine::{Claim, ClaimId, Mode};
 use crate::mutual::unpoisoned;
+use crate::name::Note;
 use crate::token::Token;
 
 /// A lock to give back, a lock to take, or both of one name: then it is taken only if it was given
@@ -26,8 +26,18 @@ use crate::token::Token;
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) keys: Arc<Keys>,
-    pub(super) give: Option<(ClaimId, Token)>,
+    pub(super) give: Option<Give>,
     pub(super) take: Option<Take>,
+}
+
+/// A lock to give back.
+#[derive(Clone, Debug)]
+pub(super) struct Give {
+    pub(super) id: ClaimId,
+    pub(super) token: Token,
+    pub(super) ttl: Duration,
+    /// What is in its value, if that may still be as it was written.
+    pub(super) note: Option<Note>,
 }
 
 /// A lock to take.
@@ -38,19 +48,24 @@ pub(super) struct Take {
 }
 
 impl Request {
+    /// Whether the usual case of `act.lua` may be enough for it.
+    fn is_usual(&self) -> bool {
+        self.give.as_ref().is_none_or(|give| give.note.is_some())
+            && self.take.as_ref().is_none_or(|take| take.waiter.claim.is_plain())
+    }
+
     fn is_both(&self) -> bool {
         self.give.is_some() && self.take.is_some()
     }
 
-    /// Whether those to take are taken on equal terms, if both take something.
+    /// Whether those to take have the same ttl, if both take something.
     fn goes_with(&self, other: &Self) -> bool {
         let (Some(one), Some(other)) = (&self.take, &other.take) else { return true };
-        let (one, other) = (&one.waiter.claim, &other.waiter.claim);
-        one.ttl == other.ttl && one.note == other.note && other.is_plain()
+        one.waiter.claim.ttl == other.waiter.claim.ttl
     }
 }
 
-impl crate::engine::Claim {
+impl Claim {
     /// What the usual case of `act.lua` can take.
     fn is_plain(&self) -> bool {
         self.mode == Mode::Exclusive && self.floor.is_none()
@@ -116,8 +131,7 @@ impl Up {
         request: Request,
         patience: Duration,
     ) -> Acted {
-        let plain = request.take.as_ref().is_none_or(|take| take.waiter.claim.is_plain());
-        if !self.crowd.allowed || !plain {
+        if !self.crowd.allowed || !request.is_usual() {
             return self.act_alone(&scripts.act, request, patience).await;
         }
         let answer = {
@@ -169,45 +183,48 @@ impl Up {
 
     /// The command, as `act.lua` reads it.
     fn written(&self, script: &Script, requests: &[Request]) -> Cmd {
-        let gives = || requests.iter().filter(|request| request.give.is_some());
-        let takes = || requests.iter().filter(|request| request.take.is_some());
+        let gives = || requests.iter().filter_map(|one| one.give.as_ref().map(|give| (one, give)));
+        let takes = || requests.iter().filter_map(|one| one.take.as_ref().map(|take| (one, take)));
         let (given, taken) = (gives().count(), takes().count());
-        let mut command = script.call(2 * given + 4 * taken);
-        for request in gives().chain(takes()) {
-            command.arg(request.keys.lock());
-        }
-        let mut text = String::with_capacity(128);
-        let mut beside = |request: &Request, what: std::fmt::Arguments<'_>| {
-            text.clear();
-            let _ = write!(text, "{}:{what}", request.keys.beside);
-            command.arg(text.as_bytes());
-        };
-        takes().for_each(|request| beside(request, format_args!("fence")));
-        gives().chain(takes()).for_each(|request| beside(request, format_args!("queue")));
-        for request in takes() {
-            if let Some(take) = &request.take {
-                beside(request, format_args!("mark:{}", take.waiter.claim.id));
-            }
+        let alone = requests.len() == 1;
+        let mut command = script.call(given + 3 * taken + usize::from(alone));
+        gives().for_each(|(one, _)| {
+            command.arg(one.keys.lock());
+        });
+        takes().for_each(|(one, _)| {
+            command.arg(one.keys.lock());
+        });
+        takes().for_each(|(one, _)| {
+            command.arg(one.keys.fence());
+        });
+        takes().for_each(|(one, _)| {
+            command.arg(one.keys.queue());
+        });
+        if let [one] = requests {
+            command.arg(one.keys.queue());
         }
         let both = requests.iter().filter(|request| request.is_both()).count();
-        command.arg(self.floor).arg(given).arg(both);
-        let first = takes().next().and_then(|request| request.take.as_ref());
-        match first.map(|take| &take.waiter.claim) {
-            Some(claim) if claim.is_plain() => {
-                let ttl = claim.ttl.as_millis();
-                let note = keys::written_note(&claim.note, &self.inbox);
-                command.arg(ttl.to_string()).arg(format!(":0:{ttl}:{note}"));
+        let ttl = takes().next().map_or(Duration::ZERO, |(_, take)| take.waiter.claim.ttl);
+        let numbers = [given as u64, taken as u64, both as u64, ttl.as_millis() as u64];
+        command.arg(self.floor).arg(&numbers);
+        for (_, Give { id, ttl, note, .. }) in gives() {
+            let value = note.as_ref().map(|note| keys::written_value(*id, *ttl, note, &self.inbox));
+            command.arg(value.unwrap_or_default());
+        }
+        for (_, Take { waiter, .. }) in takes() {
+            let Claim { id, ttl, note, .. } = &waiter.claim;
+            let value = || keys::written_value(*id, *ttl, note, &self.inbox);
+            command.arg(if waiter.claim.is_plain() { value() } else { String::new() });
+        }
+        if alone {
+            gives().for_each(|(_, give)| {
+                command.arg(give.id.to_string()).arg(give.token.get());
+            });
+            for (_, Take { waiter, waits }) in takes() {
+                let body = keys::written(&waiter.claim, self.floor, &self.inbox);
+                command.arg(waiter.claim.id.to_string());
+                command.arg(format!("{}{body}", u8::from(*waits)));
             }
-            _ => drop(command.arg("0").arg("")),
-        }
-        for (id, token) in gives().filter_map(|request| request.give) {
-            text.clear();
-            let _ = write!(text, "{id}:{token}:");
-            command.arg(text.as_bytes());
-        }
-        if let (1, 0 | 1, Some(take)) = (taken, given, first) {
-            let body = keys::written(&take.waiter.claim, self.floor, &self.inbox);
-            command.arg(format!("{}{body}", u8::from(take.waits)));
         }
         command
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::slots::{slot, tag};
 use crate::clock::Moment;
-use crate::engine::{Claim, ClaimId, Mode};
+use crate::engine::{Claim, ClaimId, Grant, Mode};
 use crate::name::{Name, Note};
 use crate::token::Token;
 
@@ -16,7 +16,7 @@ const LONGEST_PLACE: Duration = Duration::from_secs(5);
 pub(super) struct Keys {
     lock: String,
     /// What the others begin with. A name that has a hash tag of its own keeps it.
-    pub(super) beside: String,
+    beside: String,
 }
 
 impl Keys {
@@ -40,11 +40,6 @@ impl Keys {
 
     pub(super) fn cell(&self) -> String {
         self.beside("cell")
-    }
-
-    /// The mark of a claim that was withdrawn.
-    pub(super) fn mark(&self, id: ClaimId) -> String {
-        format!("{}:mark:{id}", self.beside)
     }
 
     fn beside(&self, what: &str) -> String {
@@ -102,6 +97,11 @@ pub(super) fn written(claim: &Claim, clock_floor: u64, inbox: &str) -> String {
     format!("{q}|{f}|{ttl}|{mode}|{take}|{limit}|{floor}|{inbox}|{note}")
 }
 
+/// The value of a mutex that was just taken: `id:token:flag:ttl:note`, its token not written yet.
+pub(super) fn written_value(id: ClaimId, ttl: Duration, note: &Note, inbox: &str) -> String {
+    format!("{id}::0:{}:{}", ttl.as_millis(), written_note(note, inbox))
+}
+
 /// `inbox|by|text`: where a holder is told of losses, and what others see of it.
 pub(super) fn written_note(note: &Note, inbox: &str) -> String {
     format!("{inbox}|{}|{}", note.by.replace('|', "/"), note.text)
@@ -115,8 +115,18 @@ pub(super) fn read_note(text: &str) -> Note {
 }
 
 /// A grant is known by its token alone; the rest follows from the claim.
-pub(super) fn grant(token: Token, valid_until: Moment) -> crate::engine::Grant {
-    crate::engine::Grant { token, valid_until, key: Vec::new() }
+pub(super) fn grant(token: Token, valid_until: Moment) -> Grant {
+    Grant { token, valid_until, key: Vec::new() }
+}
+
+/// A grant whose value may still be as it was written, without the token: it is kept here.
+pub(super) fn fresh_grant(token: Token, valid_until: Moment) -> Grant {
+    Grant { key: token.get().to_be_bytes().to_vec(), ..grant(token, valid_until) }
+}
+
+/// Whether this token was granted together with the value that [`written_value`] writes.
+pub(super) fn is_fresh(grant: &Grant) -> bool {
+    grant.key == grant.token.get().to_be_bytes()
 }
 
 #[cfg(test)]
@@ -132,7 +142,7 @@ mod tests {
         assert_eq!(keys("{}/42").fence(), "{lockset:{}/42}:fence");
         for name in ["jobs/42", "{user}/42", "a}b{c}"] {
             let keys = keys(name);
-            for key in [keys.fence(), keys.queue(), keys.cell(), keys.mark(ClaimId::from_bits(7))] {
+            for key in [keys.fence(), keys.queue(), keys.cell(), keys.beside("mark:7")] {
                 assert_eq!(Some(slot(&key)), keys.slot(), "{key}");
             }
         }
@@ -145,7 +155,7 @@ mod tests {
             for name in ["jobs/42", "{user}/42"] {
                 let name: Name = name.parse().unwrap();
                 let keys = Keys::new(prefix, &name);
-                let (fence, mark) = (keys.fence(), keys.mark(ClaimId::from_bits(7)));
+                let (fence, mark) = (keys.fence(), keys.beside("mark:7"));
                 assert_eq!(Keys::name_of_lock(prefix, keys.lock()), Some(name.clone()));
                 assert_eq!(Keys::name_of_lock(prefix, &fence), None, "{fence}");
                 assert_eq!(Keys::name_of_lock(prefix, &mark), None, "{mark}");

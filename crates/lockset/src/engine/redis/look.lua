@@ -11,7 +11,7 @@ if is_shared(value) then
     holders[#holders + 1] = tonumber(call('ZSCORE', k.holders, id)) - now()
   end
 end
-for _, id in ipairs(call('ZRANGE', k.queue, 0, 9999)) do
+for _, id in ipairs(call('ZRANGEBYSCORE', k.queue, 1, '+inf', 'LIMIT', 0, 10000)) do
   local record = call('HGET', k.waiters, id)
   if record and tonumber(string.match(record, '^(%d+)|')) > now() then
     waiters[#waiters + 1] = id

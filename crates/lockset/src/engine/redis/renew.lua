@@ -3,11 +3,16 @@
 -- failed why.
 local function renew(k, id, token, ttl, add)
   local value = value_of(k)
-  local owner, held, flag = holder_of(value)
-  if owner == id and held == token then
+  local owner, held, flag, life, note = holder_of(k, value)
+  if owner == id and (held == token or held == '') then
     if flag == '1' then return { 'revoked' } end
     if add then ttl = ttl + call('PTTL', k.lock) end
-    call('PEXPIRE', k.lock, ttl)
+    if string.find(value, '^%x+::') then
+      -- One that is kept does not depend on the life of the fence.
+      call('SET', k.lock, table.concat({ id, token, flag, life, note }, ':'), 'PX', num(ttl))
+    else
+      call('PEXPIRE', k.lock, ttl)
+    end
     return { 'renewed', ttl }
   end
   local record = is_shared(value) and call('HGET', k.held, id) or ''

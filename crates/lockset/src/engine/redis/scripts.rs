@@ -20,12 +20,13 @@ pub(super) struct Scripts {
 
 impl Scripts {
     pub(super) fn new(fence_idle: Duration) -> Self {
-        let common = include_str!("common.lua")
-            .replace("FENCE_IDLE_MS", &fence_idle.as_millis().to_string());
-        let script = |body: &str| Script::new(format!("{common}\n{body}"));
+        let idle = fence_idle.as_millis().to_string();
+        let common = include_str!("common.lua");
+        let new = |code: String| Script::new(code.replace("FENCE_IDLE_MS", &idle));
+        let script = |body: &str| new(format!("{common}\n{body}"));
         let (usual, rest) = (include_str!("act.lua"), include_str!("act_rest.lua"));
         Self {
-            act: Script::new(format!("{usual}\n{common}\n{rest}")),
+            act: new(format!("{usual}\n{common}\n{rest}")),
             heartbeat: script(include_str!("heartbeat.lua")),
             renew: script(include_str!("renew.lua")),
             finish: script(include_str!("finish.lua")),

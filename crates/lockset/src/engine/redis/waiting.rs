@@ -129,7 +129,8 @@ impl Waiter {
         let mut facts = self.facts();
         if token > facts.stamp && facts.offer.is_none_or(|(known, _)| token > known) {
             let since = facts.sent_before.unwrap_or(Moment::from_nanos(0));
-            let until = since + first_lease(self.claim.ttl);
+            let first = first_lease(self.claim.ttl);
+            let until = (since + first).before(drift(first));
             facts.offer = Some((token, until));
         }
         drop(facts);
@@ -143,7 +144,7 @@ impl Waiter {
         if let Some((known, until)) = &mut facts.offer
             && *known == token
         {
-            *until = (*until).max(sent + left);
+            *until = (*until).max((sent + left).before(drift(left)));
         }
     }
 
@@ -157,8 +158,7 @@ impl Waiter {
         if facts.gone {
             return News::Gone;
         }
-        if let Some((token, until)) = facts.offer {
-            let valid_until = until.before(drift(self.claim.ttl));
+        if let Some((token, valid_until)) = facts.offer {
             return News::Granted(grant(Token::new(token), valid_until));
         }
         if !facts.queued {
@@ -207,6 +207,7 @@ mod tests {
             floor: None,
             note: Note::default(),
             detachable: false,
+            replicas: None,
         })
     }
 
@@ -222,7 +223,9 @@ mod tests {
     #[track_caller]
     fn grant_of(waiter: &Waiter) -> (u64, Moment) {
         match waiter.news(at(2_000)) {
-            News::Granted(grant) => (grant.token.get(), grant.valid_until + drift(TTL)),
+            News::Granted(grant) => {
+                (grant.token.get(), grant.valid_until + drift(first_lease(TTL)))
+            }
             _ => panic!("no grant is known"),
         }
     }
@@ -305,7 +308,8 @@ mod tests {
         // Sent long after the last "queued": what is left is the better knowledge.
         let waiter = queued(2);
         waiter.granted(at(6_000), 3, left);
-        assert_eq!(grant_of(&waiter), (3, at(6_000) + left));
+        let News::Granted(told) = waiter.news(at(6_100)) else { panic!("no grant") };
+        assert_eq!(told.valid_until + drift(left), at(6_000) + left);
         // Never from the request that was answered "granted" plus a first lease.
         assert!(grant_of(&waiter).1 < at(6_000) + first);
         // Sent soon after: the first lease from then is the better.
