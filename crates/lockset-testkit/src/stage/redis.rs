@@ -21,6 +21,7 @@ use crate::process::{Judging, Process};
 pub struct RedisServer {
     folder: tempfile::TempDir,
     port: u16,
+    options: Vec<String>,
     child: Mutex<Child>,
 }
 
@@ -32,11 +33,20 @@ impl RedisServer {
 
     /// Starts a server with more options.
     pub fn start_with(options: &[&str]) -> Self {
+        Self::start_on(free_port(), options.iter().map(|&option| option.to_owned()).collect())
+    }
+
+    /// Starts a server that speaks TLS and nothing else. It is not [asked](Self::ask).
+    pub fn start_tls(options: &[&str]) -> Self {
+        let port = free_port();
+        let tls = ["--port", "0", "--tls-port", &port.to_string()].map(str::to_owned);
+        Self::start_on(port, tls.into_iter().chain(options.iter().map(|&o| o.to_owned())).collect())
+    }
+
+    fn start_on(port: u16, options: Vec<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        // Taken and given back: nobody else is likely to take it in between.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let child = Mutex::new(spawn(folder.path().into(), port, options));
-        Self { folder, port, child }
+        let child = Mutex::new(spawn(folder.path().into(), port, &options));
+        Self { folder, port, options, child }
     }
 
     /// The URL of this server.
@@ -75,7 +85,9 @@ impl RedisServer {
         let mut child = self.child.lock().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        *child = spawn(self.folder.path().into(), self.port, options);
+        let more = options.iter().map(|&option| option.to_owned());
+        let options: Vec<String> = self.options.iter().cloned().chain(more).collect();
+        *child = spawn(self.folder.path().into(), self.port, &options);
     }
 }
 
@@ -87,7 +99,12 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(folder: PathBuf, port: u16, options: &[&str]) -> Child {
+/// Taken and given back: nobody else is likely to take it in between.
+pub(super) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn spawn(folder: PathBuf, port: u16, options: &[String]) -> Child {
     let child = Command::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
         .args(["--appendonly", "no", "--dir"])
