@@ -1,8 +1,9 @@
 //! One Redis server of its own, the machine's own time.
 
-use std::net::TcpListener;
-use std::path::PathBuf;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use crate::process::{Judging, Process};
 pub struct RedisServer {
     folder: tempfile::TempDir,
     port: u16,
-    options: Vec<String>,
+    args: Vec<String>,
     child: Mutex<Child>,
 }
 
@@ -33,20 +34,35 @@ impl RedisServer {
 
     /// Starts a server with more options.
     pub fn start_with(options: &[&str]) -> Self {
-        Self::start_on(free_port(), options.iter().map(|&option| option.to_owned()).collect())
+        Self::start_on(free_port(), options)
     }
 
     /// Starts a server that speaks TLS and nothing else. It is not [asked](Self::ask).
     pub fn start_tls(options: &[&str]) -> Self {
         let port = free_port();
         let tls = ["--port", "0", "--tls-port", &port.to_string()].map(str::to_owned);
-        Self::start_on(port, tls.into_iter().chain(options.iter().map(|&o| o.to_owned())).collect())
+        let options = tls.iter().map(String::as_str).chain(options.iter().copied());
+        Self::start_on(port, &options.collect::<Vec<_>>())
     }
 
-    fn start_on(port: u16, options: Vec<String>) -> Self {
+    fn start_on(port: u16, options: &[&str]) -> Self {
+        let port_text = port.to_string();
+        let usual = ["--port", &port_text, "--bind", "127.0.0.1", "--save", "", "--appendonly"];
+        let args = usual.into_iter().chain(["no"]).chain(options.iter().copied());
+        Self::run(tempfile::tempdir().unwrap(), port, args.map(str::to_owned).collect())
+    }
+
+    /// Starts a sentinel, which is told everything in its file.
+    pub(super) fn start_sentinel(port: u16, file: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let child = Mutex::new(spawn(folder.path().into(), port, &options));
-        Self { folder, port, options, child }
+        std::fs::write(folder.path().join("sentinel.conf"), file).unwrap();
+        let args = ["sentinel.conf", "--sentinel"].map(str::to_owned).to_vec();
+        Self::run(folder, port, args)
+    }
+
+    fn run(folder: tempfile::TempDir, port: u16, args: Vec<String>) -> Self {
+        let child = Mutex::new(spawn(folder.path(), port, &args));
+        Self { folder, port, args, child }
     }
 
     /// The URL of this server.
@@ -59,7 +75,8 @@ impl RedisServer {
         self.port
     }
 
-    /// What the server answers to this command, as `redis-cli` writes it to a file.
+    /// What the server answers to this command, as `redis-cli` writes it to a file; nothing if it
+    /// does not answer.
     pub fn ask(&self, command: &[&str]) -> String {
         let output = Command::new("redis-cli")
             .args(["-p", &self.port.to_string()])
@@ -69,13 +86,27 @@ impl RedisServer {
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
     }
 
+    /// The value of a field of `INFO`, or of an answer like it.
+    pub fn info(&self, command: &[&str], field: &str) -> Option<String> {
+        let answer = self.ask(command);
+        let mut fields = answer.lines().filter_map(|line| line.trim_end().split_once(':'));
+        fields.find(|(name, _)| *name == field).map(|(_, value)| value.to_owned())
+    }
+
     /// Sends a signal to the server.
     pub fn signal(&self, signal: Signal) {
         let pid = self.child.lock().unwrap().id();
         kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
     }
 
-    /// Kills the server and starts it again, empty.
+    /// Kills the server.
+    pub fn kill(&self) {
+        let mut child = self.child.lock().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Kills the server and starts it again, on what it has saved.
     pub fn restart(&self) {
         self.restart_with(&[]);
     }
@@ -86,8 +117,8 @@ impl RedisServer {
         child.kill().unwrap();
         child.wait().unwrap();
         let more = options.iter().map(|&option| option.to_owned());
-        let options: Vec<String> = self.options.iter().cloned().chain(more).collect();
-        *child = spawn(self.folder.path().into(), self.port, &options);
+        let args: Vec<String> = self.args.iter().cloned().chain(more).collect();
+        *child = spawn(self.folder.path(), self.port, &args);
     }
 }
 
@@ -99,22 +130,31 @@ impl Drop for RedisServer {
     }
 }
 
-/// Taken and given back: nobody else is likely to take it in between.
+/// A port that nobody listens on, from below those that the system gives to connections: else a
+/// connection could take it while its server is down, even one that was meant for that server.
 pub(super) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    const PORTS: std::ops::Range<u32> = 10_000..32_000;
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    // Test processes that run at the same time begin in different places.
+    let begin = std::process::id().wrapping_mul(97);
+    loop {
+        let number = begin.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed));
+        let port = (PORTS.start + number % (PORTS.end - PORTS.start)) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
-fn spawn(folder: PathBuf, port: u16, options: &[String]) -> Child {
+fn spawn(folder: &Path, port: u16, args: &[String]) -> Child {
     let child = Command::new("redis-server")
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
-        .args(["--appendonly", "no", "--dir"])
-        .arg(folder)
-        .args(options)
+        .args(args)
+        .current_dir(folder)
         .stdout(Stdio::null())
         .spawn()
         .expect("redis-server is needed: run `cargo xtask setup`");
     let began = Instant::now();
-    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
         assert!(began.elapsed() < Duration::from_secs(10), "redis-server does not answer");
         std::thread::sleep(Duration::from_millis(5));
     }
