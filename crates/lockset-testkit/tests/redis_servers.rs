@@ -12,7 +12,7 @@ fn sentinels_promote_a_replica_when_the_master_dies_or_stops() {
     let servers = RedisSentinel::start();
     assert_eq!(servers.master(), 0);
     servers.servers()[0].ask(&["SET", "key", "value"]);
-    servers.servers()[0].ask(&["WAIT", "2", "5000"]);
+    until("it is replicated", || servers.servers()[0].is_replicated_to(2));
     let old = servers.kill_master();
     let second = servers.master();
     assert_eq!((old, servers.servers()[second].ask(&["GET", "key"])), (0, "value".to_owned()));
@@ -78,7 +78,7 @@ fn a_replica_takes_the_slots_of_a_dead_master() {
     let slot = cluster.slot_of("key");
     let old = cluster.owner(slot);
     cluster.nodes()[old].ask(&["SET", "key", "value"]);
-    cluster.nodes()[old].ask(&["WAIT", "1", "5000"]);
+    until("it is replicated", || cluster.nodes()[old].is_replicated_to(1));
     cluster.kill(old, slot);
     let new = cluster.owner(slot);
     assert_eq!(cluster.nodes()[new].ask(&["GET", "key"]), "value");

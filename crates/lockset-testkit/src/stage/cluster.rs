@@ -68,6 +68,8 @@ impl RedisCluster {
             let replica = &all.nodes[index];
             expect_ok(replica, &["CLUSTER", "REPLICATE", &all.ids[index % MASTERS]]);
             until("the replica follows", || is_linked(replica));
+            let master = &all.nodes[index % MASTERS];
+            until("it has what is written", || master.is_replicated_to(replicas));
         }
         all.await_ok();
         all
@@ -221,7 +223,7 @@ fn start_node(options: &[&str]) -> (RedisServer, u16) {
     let number = bus.to_string();
     let usual = ["--appendonly", "yes", "--cluster-enabled", "yes", "--cluster-port", &number];
     let quick = ["--cluster-node-timeout", "1000", "--cluster-replica-validity-factor", "0"];
-    let replication = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"];
+    let replication = ["--repl-diskless-sync", "no", "--repl-ping-replica-period", "1"];
     let options = [&usual[..], &quick, &replication, options].concat();
     (RedisServer::start_with(&options), bus)
 }

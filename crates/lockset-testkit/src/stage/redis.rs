@@ -1,5 +1,6 @@
 //! One Redis server of its own, the machine's own time.
 
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -84,6 +85,23 @@ impl RedisServer {
             .output()
             .expect("redis-cli is needed: run `cargo xtask setup`");
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// Whether so many replicas have a write that was made just now. That they say so themselves is
+    /// not enough: a master may send on what is written only after a replica's next sign of life.
+    pub fn is_replicated_to(&self, replicas: usize) -> bool {
+        let mut child = Command::new("redis-cli")
+            .args(["-p", &self.port.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("redis-cli is needed: run `cargo xtask setup`");
+        // A message is replicated like a write, and leaves nothing behind.
+        let lines = format!("PUBLISH nobody hears\nWAIT {replicas} 100\n");
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let answers = String::from_utf8(output.stdout).unwrap();
+        answers.trim_end().lines().next_back() == Some(&replicas.to_string())
     }
 
     /// The value of a field of `INFO`, or of an answer like it.
