@@ -79,7 +79,7 @@ fn a_replica_takes_the_slots_of_a_dead_master() {
     let old = cluster.owner(slot);
     cluster.nodes()[old].ask(&["SET", "key", "value"]);
     until("it is replicated", || cluster.nodes()[old].is_replicated_to(1));
-    cluster.kill(old, slot);
+    assert_eq!(cluster.kill_owner(slot), old);
     let new = cluster.owner(slot);
     assert_eq!(cluster.nodes()[new].ask(&["GET", "key"]), "value");
     cluster.nodes()[old].restart();

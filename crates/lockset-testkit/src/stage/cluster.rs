@@ -184,10 +184,18 @@ impl RedisCluster {
         }
     }
 
-    /// Kills a node and waits until another has this slot of it.
-    pub fn kill(&self, node: usize, slot: usize) {
-        self.nodes[node].kill();
-        self.await_promotion(node, slot);
+    /// Kills the node that has this slot, settled, and waits until its replica has the slot; gives
+    /// back which was killed.
+    pub fn kill_owner(&self, slot: usize) -> usize {
+        let owner = self.owner(slot);
+        let port = format!("master_port:{}", self.nodes[owner].port());
+        let follows = |node: &&RedisServer| node.ask(&["INFO", "replication"]).contains(&port);
+        let replicas: Vec<&RedisServer> = self.nodes.iter().filter(follows).collect();
+        assert!(!replicas.is_empty(), "nobody can follow it");
+        self.nodes[owner].settle(&replicas);
+        self.nodes[owner].kill();
+        self.await_promotion(owner, slot);
+        owner
     }
 
     /// Waits until most nodes say that another than `old` has this slot, and all is well.

@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Stage, Time};
 use crate::process::{Judging, Process};
+use crate::steps::until;
 
 /// A `redis-server` without persistence on a free port, killed when dropped.
 #[derive(Debug)]
@@ -102,6 +103,21 @@ impl RedisServer {
         let output = child.wait_with_output().unwrap();
         let answers = String::from_utf8(output.stdout).unwrap();
         answers.trim_end().lines().next_back() == Some(&replicas.to_string())
+    }
+
+    /// Holds writes back from now on, and waits until these replicas have all that came before. If
+    /// the master then ends nothing is lost with it, so that what is seen afterwards is the
+    /// client's doing.
+    pub fn settle(&self, replicas: &[&RedisServer]) {
+        let offset = |server: &RedisServer, field: &str| {
+            let offset = server.info(&["INFO", "replication"], field);
+            offset.and_then(|offset| offset.parse::<u64>().ok()).unwrap_or_default()
+        };
+        assert_eq!(self.ask(&["CLIENT", "PAUSE", "10000", "WRITE"]), "OK");
+        until("the replicas have everything", || {
+            let written = offset(self, "master_repl_offset");
+            replicas.iter().all(|replica| offset(replica, "slave_repl_offset") >= written)
+        });
     }
 
     /// The value of a field of `INFO`, or of an answer like it.

@@ -94,20 +94,28 @@ impl RedisSentinel {
         self.servers.iter().position(|server| server.port() == port)
     }
 
-    /// Kills the master and waits until another is one; gives back which was killed.
+    /// Kills the master, settled, and waits until another is one; gives back which was killed.
     pub fn kill_master(&self) -> usize {
-        let old = self.master();
+        let old = self.settled_master();
         self.servers[old].kill();
         self.await_promotion(old);
         old
     }
 
-    /// Stops the master without a word and waits until another is one; gives back which it was.
+    /// Stops the master, settled, and waits until another is one; gives back which it was.
     pub fn stop_master(&self) -> usize {
-        let old = self.master();
+        let old = self.settled_master();
         self.servers[old].signal(Signal::STOP);
         self.await_promotion(old);
         old
+    }
+
+    fn settled_master(&self) -> usize {
+        let master = self.master();
+        let replicas = self.servers.iter().enumerate().filter(|(index, _)| *index != master);
+        let replicas: Vec<&RedisServer> = replicas.map(|(_, server)| server).collect();
+        self.servers[master].settle(&replicas);
+        master
     }
 
     /// Waits until most sentinels name another master than `old`, and it is one.
