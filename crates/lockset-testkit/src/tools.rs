@@ -31,6 +31,7 @@ pub(crate) fn claim(stage: &dyn Stage, name: &str, mode: Mode) -> Claim {
         floor: None,
         note: Note::default(),
         detachable: false,
+        replicas: None,
     }
 }
 

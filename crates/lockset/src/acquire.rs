@@ -178,6 +178,7 @@ impl Want {
             floor: None,
             note: self.terms.note.clone(),
             detachable: self.terms.detachable,
+            replicas: self.terms.replicas,
         })
     }
 }

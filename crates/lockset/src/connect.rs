@@ -13,8 +13,15 @@ use crate::locks::Lockset;
 use crate::token::Token;
 
 /// The engines there are, as their URLs are written.
-const ENGINES: &[&str] =
-    &["memory:", "local:", "local:/path/file.db", "redis://host:port", "rediss://host:port"];
+const ENGINES: &[&str] = &[
+    "memory:",
+    "local:",
+    "local:/path/file.db",
+    "redis://host:port",
+    "redis+sentinel://host:port,…/service",
+    "redis+cluster://host:port,…",
+    "rediss://… for TLS",
+];
 
 /// How to connect, where a URL alone does not say it. Made by [`Lockset::builder`].
 ///
@@ -110,7 +117,8 @@ async fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn En
             })
         }
         "local" => open_local(url, holder_process),
-        "redis" | "rediss" => open_redis(url).await,
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
+        | "rediss+cluster" => open_redis(url).await,
         other => Err(Error::invalid("engine", other, format!("there are {}", known_engines()))),
     }
 }
@@ -146,12 +154,40 @@ fn open_local(_: &EngineUrl, _: Option<u32>) -> Result<Arc<dyn Engine>> {
 async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
     use crate::engine::redis::{Redis, RedisOptions};
 
-    url.allow_options(&["prefix"])?;
+    url.allow_options(&[
+        "prefix",
+        "replicas",
+        "fence_idle",
+        "ca",
+        "cert",
+        "key",
+        "sentinel_login",
+    ])?;
     let mut options =
         RedisOptions { url: format!("{}:{}", url.scheme, url.rest), ..RedisOptions::default() };
     if let Some(prefix) = url.option("prefix") {
         options.prefix = prefix.to_owned();
     }
+    if let Some(replicas) = url.option("replicas") {
+        options.replicas = replicas.parse()?;
+    }
+    if let Some(idle) = url.option("fence_idle") {
+        let days = idle.parse::<u64>().ok().filter(|days| (1..=3650).contains(days));
+        let days = days.ok_or_else(|| {
+            Error::invalid("fence_idle", idle, "it is a number of days from 1 to 3650")
+        })?;
+        options.fence_idle = Duration::from_secs(days * 86_400);
+    }
+    options.ca = url.option("ca").map(Into::into);
+    options.client_certificate = match (url.option("cert"), url.option("key")) {
+        (Some(cert), Some(key)) => Some((cert.into(), key.into())),
+        (None, None) => None,
+        _ => {
+            let why = "a certificate and its key go together";
+            return Err(Error::invalid("URL options", "cert, key", why));
+        }
+    };
+    options.sentinel_login = url.option("sentinel_login").map(str::to_owned);
     Ok(Arc::new(Redis::connect(options).await?))
 }
 

@@ -213,6 +213,39 @@ pub struct Claim {
     pub note: Note,
     /// The lock may outlive its process: only the lease ends it.
     pub detachable: bool,
+    /// How many replicas must have the grant before it is believed; `None`: as the engine is set.
+    pub replicas: Option<Replicas>,
+}
+
+/// How many replicas of a server must have a grant before it is believed, where replication does
+/// not wait by itself.
+///
+/// It makes the loss of a lock by a failover less likely, not impossible: a replica that has the
+/// grant need not be the one that is promoted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Replicas {
+    /// None: the server's own word is enough.
+    #[default]
+    None,
+    /// So many, the server itself not counted.
+    AtLeast(u32),
+    /// Together with the server more than half of all.
+    Majority,
+}
+
+impl FromStr for Replicas {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "none" => Ok(Self::None),
+            "majority" => Ok(Self::Majority),
+            _ => text.parse().map(Self::AtLeast).map_err(|_| {
+                Error::invalid("number of replicas", text, "none, a number, or majority")
+            }),
+        }
+    }
 }
 
 /// How a claim shares its lock with others.
@@ -431,6 +464,8 @@ pub struct Capabilities {
     pub pushes: bool,
     /// State outlives the last client, and tokens go on growing after a restart.
     pub durable: bool,
+    /// Replicas can be waited for: see [`Replicas`].
+    pub replicas: bool,
     /// The shortest ttl this engine can keep.
     pub min_ttl: Duration,
     /// The longest ttl this engine can keep.

@@ -64,7 +64,7 @@ mod token;
 pub use barrier::Barrier;
 pub use connect::Builder;
 pub use election::{Election, Leader};
-pub use engine::{Break, ClaimId, Holder, LockState, Mode, Waiter};
+pub use engine::{Break, ClaimId, Holder, LockState, Mode, Replicas, Waiter};
 pub use error::{Error, LossReason, Result};
 pub use guard::{Guard, State};
 pub use latch::Latch;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::client::Client;
+use crate::engine::Replicas;
 use crate::error::{Error, Result};
 use crate::name::Note;
 
@@ -29,6 +30,7 @@ pub struct Terms {
     max_hold: Option<Duration>,
     note: String,
     detachable: bool,
+    replicas: Option<Replicas>,
 }
 
 impl Terms {
@@ -65,6 +67,13 @@ impl Terms {
         self
     }
 
+    /// How many replicas must have the grant before the lock is handed out; otherwise it is given
+    /// back and the request fails. Only on engines whose servers replicate without waiting.
+    pub fn replicas(mut self, replicas: Replicas) -> Self {
+        self.replicas = Some(replicas);
+        self
+    }
+
     /// The terms in full, checked against what the engine can keep.
     pub(crate) fn check(&self, client: &Client) -> Result<Checked> {
         let can = client.capabilities;
@@ -89,12 +98,17 @@ impl Terms {
         if let Some(longest) = self.max_hold.filter(|longest| *longest < ttl) {
             return bad("longest hold", longest, format!("it is shorter than the ttl of {ttl:?}"));
         }
+        if !can.replicas && self.replicas.is_some_and(|replicas| replicas != Replicas::None) {
+            let what = "waiting for replicas".to_owned();
+            return Err(Error::Unsupported { engine: can.engine, what });
+        }
         Ok(Checked {
             ttl,
             fixed: self.fixed,
             max_hold: self.max_hold,
             note: Note::new(&self.note)?,
             detachable: self.detachable,
+            replicas: self.replicas,
         })
     }
 }
@@ -107,4 +121,5 @@ pub(crate) struct Checked {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) note: Note,
     pub(crate) detachable: bool,
+    pub(crate) replicas: Option<Replicas>,
 }

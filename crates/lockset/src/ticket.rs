@@ -76,6 +76,7 @@ impl Ticket {
             max_hold: None,
             note: self.claim.note.clone(),
             detachable: true,
+            replicas: None,
         };
         let guard = Guard::new(client.clone(), claim, grant, &terms, None, sent);
         client.check_usable().map(|()| guard)

@@ -33,6 +33,7 @@ fn claim(ttl: Duration) -> Claim {
         floor: None,
         note: Note::default(),
         detachable: false,
+        replicas: None,
     }
 }
 

@@ -139,6 +139,7 @@ impl Engine for Local {
             sees_death: cfg!(target_os = "linux"),
             pushes: true,
             durable: true,
+            replicas: false,
             min_ttl: Duration::from_millis(100),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

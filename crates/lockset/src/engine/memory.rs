@@ -122,6 +122,7 @@ impl Engine for Memory {
             sees_death: false,
             pushes: true,
             durable: false,
+            replicas: false,
             min_ttl: Duration::from_millis(100),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

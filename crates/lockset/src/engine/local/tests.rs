@@ -31,6 +31,7 @@ fn claim(name: &str, mode: Mode) -> Claim {
         floor: None,
         note: Note::default(),
         detachable: false,
+        replicas: None,
     }
 }
 

@@ -27,8 +27,11 @@ pub(super) enum Standing {
     Clash(String),
 }
 
-/// The answer of `acquire.lua` and `heartbeat.lua`.
+/// The answer of `act.lua` to a claim, and of `heartbeat.lua`.
 pub(super) fn standing(value: &Value) -> Result<Standing> {
+    if let Value::Int(token) = value {
+        return Ok(Standing::GrantedNow(u64::try_from(*token).unwrap_or(0)));
+    }
     let parts = list(value)?;
     Ok(match word(parts, 0)?.as_str() {
         "granted-now" => Standing::GrantedNow(number(parts, 1)?),
@@ -52,7 +55,7 @@ pub(super) fn look_state(name: &Name, value: &Value) -> Result<LockState> {
     let mut state = LockState::free(name.clone());
     let (lock, left) = (word(parts, 0)?, millis(parts, 1)?);
     if !lock.is_empty() && !lock.starts_with('=') {
-        state.holders.push(exclusive(&lock, left).0);
+        state.holders.push(exclusive(&lock, left));
     }
     let fence = number(parts, 2)?;
     state.fence = (fence > 0).then_some(Token::new(fence));
@@ -60,8 +63,7 @@ pub(super) fn look_state(name: &Name, value: &Value) -> Result<LockState> {
     if version > 0 {
         state.cell = Some(Cell { version: Version(version), value: bytes(parts, 4)?.to_vec() });
     }
-    let others = others(list(part(parts, 5)?)?, &lock)?;
-    state.holders.extend(others.into_iter().map(|(holder, _)| holder));
+    state.holders.extend(others(list(part(parts, 5)?)?, &lock)?);
     state.holders.sort_by_key(|holder| holder.token);
     for waiter in list(part(parts, 6)?)?.chunks_exact(2) {
         let (id, record) = (word(waiter, 0)?, word(waiter, 1)?);
@@ -70,14 +72,14 @@ pub(super) fn look_state(name: &Name, value: &Value) -> Result<LockState> {
         if let ([_, _, _, _, mode, take, limit, _, _, note], Ok(claim)) = (&fields[..], id.parse())
         {
             let mode = read_mode(mode, take, limit);
-            state.waiters.push(Waiter { claim, mode, note: read_note(note).1 });
+            state.waiters.push(Waiter { claim, mode, note: read_note(note) });
         }
     }
     Ok(state)
 }
 
-/// The answer of `break.lua`: who held, and in which inbox each can be told.
-pub(super) fn broken(value: &Value) -> Result<Vec<(Holder, String)>> {
+/// The answer of `break.lua`: who held.
+pub(super) fn broken(value: &Value) -> Result<Vec<Holder>> {
     let parts = list(value)?;
     let (lock, left) = (word(parts, 0)?, millis(parts, 1)?);
     let mut holders = others(list(part(parts, 2)?)?, &lock)?;
@@ -88,23 +90,23 @@ pub(super) fn broken(value: &Value) -> Result<Vec<(Holder, String)>> {
 }
 
 /// The holder in `id:token:flag:ttl:note`; a value of another form is somebody else's lock.
-fn exclusive(value: &str, left: Duration) -> (Holder, String) {
+fn exclusive(value: &str, left: Duration) -> Holder {
     let mut fields = value.splitn(5, ':');
     let id = fields.next().and_then(|id| id.parse().ok());
     let token = fields.next().and_then(|token| token.parse().ok());
     let flag = fields.next();
     let note = fields.nth(1).filter(|_| id.is_some() && token.is_some());
-    let (inbox, mut note) = read_note(note.unwrap_or_default());
+    let mut note = read_note(note.unwrap_or_default());
     if id.is_none() {
         note.text = "a lock that is not lockset's".into();
     }
     let revoked = flag == Some("1");
-    (Holder { claim: id, token, mode: Mode::Exclusive, note, left, revoked }, inbox)
+    Holder { claim: id, token, mode: Mode::Exclusive, note, left, revoked }
 }
 
 /// Readers and permits: id, `token|flag|mode|take|ttl|note`, what is left. The limit is in the
 /// lock's own value.
-fn others(parts: &[Value], lock: &str) -> Result<Vec<(Holder, String)>> {
+fn others(parts: &[Value], lock: &str) -> Result<Vec<Holder>> {
     let limit = lock.strip_prefix("=p:").unwrap_or("0");
     let mut holders = Vec::new();
     for holder in parts.chunks_exact(3) {
@@ -113,10 +115,9 @@ fn others(parts: &[Value], lock: &str) -> Result<Vec<(Holder, String)>> {
         if let ([token, flag, mode, take, _, note], Ok(claim)) =
             (&fields[..], id.parse::<ClaimId>())
         {
-            let (inbox, note) = read_note(note);
-            let mode = read_mode(mode, take, limit);
+            let (note, mode) = (read_note(note), read_mode(mode, take, limit));
             let (token, revoked) = (token.parse().ok(), *flag == "1");
-            holders.push((Holder { claim: Some(claim), token, mode, note, left, revoked }, inbox));
+            holders.push(Holder { claim: Some(claim), token, mode, note, left, revoked });
         }
     }
     Ok(holders)

@@ -1,9 +1,13 @@
--- KEYS the name's seven; ARGV now (1|0). Answers who held: value and what is left if exclusive,
--- then the other holders as of look. Holders learn by their next renewal, or by the caller.
-local k = at(1)
+-- KEYS the name's lock and queue; ARGV now (1|0). Answers who held: value and what is left if
+-- exclusive, then the other holders as of look. Holders are told; if nobody hears it, the next
+-- renewal tells.
+local k = at(KEYS[1], KEYS[2])
 local value = value_of(k) or ''
-local owner, token, _, ttl, note = holder_of(value)
 local left = call('PTTL', k.lock)
+local function tell(id, note)
+  local inbox = string.match(note, '^([^|]+)|')
+  if inbox then publish(inbox, (ARGV[1] == '1' and 'b' or 'r') .. id) end
+end
 local holders = {}
 local sharing = is_shared(value) and call('ZRANGE', k.holders, 0, -1) or {}
 for _, id in ipairs(sharing) do
@@ -12,9 +16,12 @@ for _, id in ipairs(sharing) do
   holders[#holders + 1] = record
   holders[#holders + 1] = tonumber(call('ZSCORE', k.holders, id)) - now()
   call('HSET', k.held, id, (string.gsub(record, '^(%d+)|%d|', '%1|1|')))
+  tell(id, string.match(record, '^%d+|%d|%a|%d+|%d+|(.*)$') or '')
 end
+local owner, token, _, ttl, note = holder_of(value)
 if owner then
   call('SET', k.lock, owner .. ':' .. token .. ':1:' .. ttl .. ':' .. note, 'PX', math.max(left, 1))
+  tell(owner, note)
 end
 if ARGV[1] == '1' then
   call('DEL', k.lock, k.holders, k.held)

@@ -1,6 +1,5 @@
--- What the scripts share. A script is this text followed by its own; `at(i)` opens the name whose
--- seven keys begin at KEYS[i]. Answers are arrays of strings and numbers; the first word says
--- which.
+-- What the scripts share. A script is this text followed by its own; `at(lock, queue)` opens a
+-- name. Answers are arrays of strings and numbers; the first word says which.
 --
 -- The keys of one name, all in one hash slot:
 --   lock     STRING  exclusive: id:token:flag:ttl:note. Readers out: '=s'. Permits out: '=p:limit'.
@@ -27,9 +26,21 @@ local function failure(why)
   return { 'failed', type(why) == 'table' and why.err or tostring(why) }
 end
 
-local function at(i)
-  return { lock = KEYS[i], fence = KEYS[i + 1], queue = KEYS[i + 2], waiters = KEYS[i + 3],
-           holders = KEYS[i + 4], held = KEYS[i + 5], mark = KEYS[i + 6] }
+-- The keys of a name, found when they are needed: all but the lock begin as its queue does.
+local function at(lock, queue)
+  local beside = string.sub(queue, 1, -6)
+  return setmetatable({ lock = lock, queue = queue }, { __index = function(_, what)
+    return beside .. what
+  end })
+end
+local function is_marked(k, id) return call('EXISTS', k['mark:' .. id]) == 1 end
+
+-- Tells a client; how many listen. A channel that ends with '~' belongs to a slot of this node: if
+-- it has moved away, nobody listens here.
+local function publish(inbox, letter)
+  local sharded = string.byte(inbox, -1) == 126
+  local heard = redis.pcall(sharded and 'SPUBLISH' or 'PUBLISH', inbox, letter)
+  return type(heard) == 'number' and heard or 0
 end
 
 -- A claim as it travels: q|f|ttl|mode|take|limit|floor|inbox|note. `floor` with a leading '!' is
@@ -128,12 +139,12 @@ local function outlast(k, lease, first)
   for _, key in ipairs({ k.lock, k.holders, k.held }) do call('PEXPIRE', key, lease) end
 end
 
--- Makes `c` a holder for `lease` milliseconds.
+-- Makes `c` a holder for `lease` milliseconds; the lock's value as it then is.
 local function hold(k, c, token, lease)
   if c.mode == 'x' then
-    call('SET', k.lock, c.id .. ':' .. num(token) .. ':0:' .. num(c.ttl) .. ':' .. c.note,
-         'PX', lease)
-    return
+    local value = c.id .. ':' .. num(token) .. ':0:' .. num(c.ttl) .. ':' .. c.note
+    call('SET', k.lock, value, 'PX', lease)
+    return value
   end
   local value = c.mode == 's' and '=s' or '=p:' .. num(c.limit)
   local first = call('SET', k.lock, value, 'NX', 'PX', lease)
@@ -143,6 +154,7 @@ local function hold(k, c, token, lease)
        table.concat({ num(token), '0', c.mode, num(c.take), num(c.ttl), c.note }, '|'))
   call('HINCRBY', k.held, '*', num(c.take))
   outlast(k, lease, first)
+  return value
 end
 
 local function unqueue(k, id)
@@ -167,11 +179,12 @@ local function hand_on(k, me)
       local c = parse(id, string.match(record, '^%d+|(.*)$'))
       if not admits(k, value, c) then return value, granted, false end
       local token = (id == me or not deaf[c.inbox]) and next_number(k, c)
-      if token and (id == me or call('PUBLISH', c.inbox, 'g' .. id .. num(token)) > 0) then
+      if token and (id == me or publish(c.inbox, 'g' .. id .. num(token)) > 0) then
         unqueue(k, id)
-        hold(k, c, token, c.f)
+        value = hold(k, c, token, c.f)
         if id == me then granted = token end
-        value = call('GET', k.lock)
+        -- Beside an exclusive holder nobody else comes in.
+        if c.mode == 'x' then return value, granted, false end
       else
         -- All waiters of a process share its inbox: asked once, it need not be asked again.
         deaf[c.inbox] = true
@@ -213,7 +226,7 @@ end
 
 -- A waiter shows that it lives.
 local function heartbeat(k, id, inbox)
-  if call('EXISTS', k.mark) == 1 then return { 'gone' } end
+  if is_marked(k, id) then return { 'gone' } end
   local value = value_of(k)
   local token, left = holding(k, value, id)
   if token then return { 'granted', token, left } end
@@ -230,7 +243,7 @@ end
 
 -- A claim's first request, or its repetition.
 local function acquire(k, c, wait)
-  if call('EXISTS', k.mark) == 1 then return { 'gone' } end
+  if is_marked(k, c.id) then return { 'gone' } end
   local value = value_of(k)
   local token, left = holding(k, value, c.id)
   if token then return { 'granted', token, left } end
@@ -268,4 +281,13 @@ local function drop(k, id)
   give_back(k, take)
   if call('ZCARD', k.holders) == 0 then call('DEL', k.lock, k.holders, k.held) end
   return held
+end
+
+-- Release and withdrawal are one: whatever bears the id is removed, and the lock handed on.
+local function finish(k, id, token)
+  unqueue(k, id)
+  local held = drop(k, id)
+  -- The waiters' signs of life find the lock if it cannot be handed on now.
+  pcall(hand_on, k, nil)
+  return (held and held == token) and 'released' or 'not-held'
 end

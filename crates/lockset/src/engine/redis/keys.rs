@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::slots::{slot, tag};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Mode};
 use crate::name::{Name, Note};
@@ -21,31 +22,45 @@ pub(super) struct Keys {
 impl Keys {
     pub(super) fn new(prefix: &str, name: &Name) -> Self {
         let lock = format!("{prefix}{name}");
-        let beside = if has_tag(&lock) { lock.clone() } else { format!("{{{lock}}}") };
+        let beside = if tag(&lock).is_some() { lock.clone() } else { format!("{{{lock}}}") };
         Self { lock, beside }
     }
 
-    /// The seven keys of a claim, in the order of `common.lua`.
-    pub(super) fn of(&self, id: ClaimId) -> [String; 7] {
-        let beside = |what: &str| format!("{}:{what}", self.beside);
-        [
-            self.lock.clone(),
-            beside("fence"),
-            beside("queue"),
-            beside("waiters"),
-            beside("holders"),
-            beside("held"),
-            beside(&format!("mark:{id}")),
-        ]
+    pub(super) fn lock(&self) -> &str {
+        &self.lock
+    }
+
+    pub(super) fn queue(&self) -> String {
+        self.beside("queue")
+    }
+
+    pub(super) fn fence(&self) -> String {
+        self.beside("fence")
     }
 
     pub(super) fn cell(&self) -> String {
-        format!("{}:cell", self.beside)
+        self.beside("cell")
+    }
+
+    /// The mark of a claim that was withdrawn.
+    pub(super) fn mark(&self, id: ClaimId) -> String {
+        format!("{}:mark:{id}", self.beside)
+    }
+
+    fn beside(&self, what: &str) -> String {
+        format!("{}:{what}", self.beside)
+    }
+
+    /// Where all of them are in a cluster; `None` if the name has braces that tear them apart.
+    pub(super) fn slot(&self) -> Option<u16> {
+        let slot_of_all = slot(&self.lock);
+        (slot(&self.fence()) == slot_of_all).then_some(slot_of_all)
     }
 
     /// The name whose lock is this key, unless the key stands beside another name's.
     pub(super) fn name_of_lock(prefix: &str, key: &str) -> Option<Name> {
-        let beside = |what: &str| key.rsplit_once(what).is_some_and(|(before, _)| has_tag(before));
+        let beside =
+            |what: &str| key.rsplit_once(what).is_some_and(|(before, _)| tag(before).is_some());
         let name = key.strip_prefix(prefix)?;
         if beside(":fence") || beside(":mark:") { None } else { name.parse().ok() }
     }
@@ -59,12 +74,6 @@ impl Keys {
             (Self::new(prefix, &name).cell() == key).then_some(name)
         })
     }
-}
-
-/// Redis hashes only what stands between the first `{` and the next `}`, if that is not empty.
-fn has_tag(key: &str) -> bool {
-    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
-    tag.is_some_and(|(tag, _)| !tag.is_empty())
 }
 
 /// The lease of a waiter's place, `q`.
@@ -98,12 +107,11 @@ pub(super) fn written_note(note: &Note, inbox: &str) -> String {
     format!("{inbox}|{}|{}", note.by.replace('|', "/"), note.text)
 }
 
-/// The inbox and the note in what [`written_note`] wrote.
-pub(super) fn read_note(text: &str) -> (String, Note) {
-    let mut parts = text.splitn(3, '|');
-    let (inbox, by, text) = (parts.next(), parts.next(), parts.next());
-    let note = Note { by: by.unwrap_or_default().into(), text: text.unwrap_or_default().into() };
-    (inbox.unwrap_or_default().to_owned(), note)
+/// The note in what [`written_note`] wrote.
+pub(super) fn read_note(text: &str) -> Note {
+    let mut parts = text.splitn(3, '|').skip(1);
+    let (by, text) = (parts.next(), parts.next());
+    Note { by: by.unwrap_or_default().into(), text: text.unwrap_or_default().into() }
 }
 
 /// A grant is known by its token alone; the rest follows from the claim.
@@ -118,11 +126,17 @@ mod tests {
     #[test]
     fn all_keys_of_a_name_share_its_slot() {
         let keys = |name: &str| Keys::new("lockset:", &name.parse().unwrap());
-        let id = ClaimId::from_bits(7);
-        assert_eq!(keys("jobs/42").of(id)[0], "lockset:jobs/42");
-        assert_eq!(keys("jobs/42").of(id)[1], "{lockset:jobs/42}:fence");
-        assert_eq!(keys("{user}/42").of(id)[1], "lockset:{user}/42:fence");
-        assert_eq!(keys("{}/42").of(id)[1], "{lockset:{}/42}:fence");
+        assert_eq!(keys("jobs/42").lock(), "lockset:jobs/42");
+        assert_eq!(keys("jobs/42").fence(), "{lockset:jobs/42}:fence");
+        assert_eq!(keys("{user}/42").fence(), "lockset:{user}/42:fence");
+        assert_eq!(keys("{}/42").fence(), "{lockset:{}/42}:fence");
+        for name in ["jobs/42", "{user}/42", "a}b{c}"] {
+            let keys = keys(name);
+            for key in [keys.fence(), keys.queue(), keys.cell(), keys.mark(ClaimId::from_bits(7))] {
+                assert_eq!(Some(slot(&key)), keys.slot(), "{key}");
+            }
+        }
+        assert_eq!((keys("{}/42").slot(), keys("}{").slot()), (None, None));
     }
 
     #[test]
@@ -131,8 +145,8 @@ mod tests {
             for name in ["jobs/42", "{user}/42"] {
                 let name: Name = name.parse().unwrap();
                 let keys = Keys::new(prefix, &name);
-                let [lock, fence, .., mark] = keys.of(ClaimId::from_bits(7));
-                assert_eq!(Keys::name_of_lock(prefix, &lock), Some(name.clone()));
+                let (fence, mark) = (keys.fence(), keys.mark(ClaimId::from_bits(7)));
+                assert_eq!(Keys::name_of_lock(prefix, keys.lock()), Some(name.clone()));
                 assert_eq!(Keys::name_of_lock(prefix, &fence), None, "{fence}");
                 assert_eq!(Keys::name_of_lock(prefix, &mark), None, "{mark}");
                 assert_eq!(Keys::name_of_cell(prefix, &keys.cell()), Some(name));
@@ -154,6 +168,6 @@ mod tests {
     #[test]
     fn notes_survive_being_written() {
         let note = Note { by: "7@host".into(), text: "a|b: c".into() };
-        assert_eq!(read_note(&written_note(&note, "inbox")), ("inbox".to_owned(), note));
+        assert_eq!(read_note(&written_note(&note, "inbox")), note);
     }
 }

@@ -1,54 +1,83 @@
-//! The connection: kept alive, and honest about what is unknown after it broke.
+//! A connection: kept alive, and honest about what is unknown after it broke.
 //!
 //! A request that was sent and not answered may have been executed, or may be executed later.
 //! Nothing is repeated here; whoever asked decides, by the id of its claim.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, PushInfo, PushKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, Value};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use super::ENGINE;
+use super::crowd::Crowd;
+use super::servers::{Address, Servers, Shape};
+use super::slots::Map;
 use crate::error::Error;
 
 /// A new connection must stand within this time.
 const CONNECT: Duration = Duration::from_secs(2);
 /// The pauses between attempts to connect.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 /// A connection that does not answer for so long is given up, although nothing broke.
 const SILENT: Duration = Duration::from_secs(3);
 /// How often an idle connection is asked whether it still answers.
 const PING_EVERY: Duration = Duration::from_secs(5);
 
-/// Takes what the server pushes: the channel and the message.
+/// How a sharded channel's name ends, so that the scripts know it; see `common.lua`.
+const SHARDED: char = '~';
+
+/// Takes what the server pushes.
 pub(super) type Postman = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
 /// One connection at a time, made again whenever it breaks.
 #[derive(Debug)]
 pub(super) struct Link {
     state: watch::Receiver<State>,
-    suspect: Arc<Notify>,
     task: tokio::task::AbortHandle,
 }
 
 /// Where a request can go now.
 #[derive(Clone, Debug)]
 pub(super) enum State {
-    Up(Up),
+    Up(Arc<Up>),
     /// Not connected, and why.
     Down(Arc<Error>),
 }
 
 /// A connection that stands.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Up {
     pub(super) connection: MultiplexedConnection,
+    pub(super) at: Address,
     /// The server's time when it was made, in µs: no token is below it.
     pub(super) floor: u64,
-    /// Rings when it broke.
-    broken: Arc<Notify>,
+    /// The channel on which this client is told of grants.
+    pub(super) inbox: String,
+    /// Requests that can travel together.
+    pub(super) crowd: Crowd,
+    /// Where it lives.
+    pub(super) runtime: Handle,
+    health: Arc<Health>,
+}
+
+/// Whether a connection may still be used.
+#[derive(Debug, Default)]
+struct Health {
+    /// It is not to be used any more.
+    over: AtomicBool,
+    /// Rings when it is over, or in doubt.
+    rings: Notify,
+}
+
+impl Health {
+    fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        self.rings.notify_one();
+    }
 }
 
 /// A request without a usable answer.
@@ -56,6 +85,8 @@ pub(super) struct Up {
 pub(super) enum Unanswered {
     /// It was not executed.
     Refused(Error),
+    /// It was not executed: another node of the cluster serves this key, or will soon.
+    Elsewhere(Error),
     /// It may have been executed, or may still be.
     Unknown(Error),
 }
@@ -63,60 +94,101 @@ pub(super) enum Unanswered {
 impl Unanswered {
     pub(super) fn into_error(self) -> Error {
         match self {
-            Unanswered::Refused(error) | Unanswered::Unknown(error) => error,
+            Self::Refused(error) | Self::Elsewhere(error) | Self::Unknown(error) => error,
         }
+    }
+
+    /// The same outcome once more, for another request that shared the fate of this one.
+    pub(super) fn again(&self) -> Self {
+        match self {
+            Self::Refused(error) => Self::Refused(again(error)),
+            Self::Elsewhere(error) => Self::Elsewhere(again(error)),
+            Self::Unknown(error) => Self::Unknown(again(error)),
+        }
+    }
+}
+
+pub(super) type Answer = Result<Value, Unanswered>;
+
+impl Up {
+    /// Waits for the answer to something that was sent over this connection.
+    pub(super) async fn answer(
+        &self,
+        patience: Duration,
+        request: impl Future<Output = Result<Value, RedisError>>,
+    ) -> Answer {
+        let answer = match tokio::time::timeout(patience, request).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => {
+                // A master that became a replica: the next connection finds the new one.
+                if error.code() == Some("READONLY") {
+                    self.health.end();
+                }
+                Err(judge(error))
+            }
+            Err(_) => {
+                self.health.rings.notify_one();
+                let what = format!("no answer within {patience:.1?}");
+                Err(Unanswered::Unknown(failed(what, true, None)))
+            }
+        };
+        if answer.is_ok() && self.is_over() {
+            // See `listener`: this may be the answer to another request.
+            let what = "the connection broke before the answer could be trusted".to_owned();
+            return Err(Unanswered::Unknown(failed(what, true, None)));
+        }
+        answer
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.health.over.load(Ordering::Acquire)
     }
 }
 
 impl Link {
     /// Connects, and goes on connecting. Fails if the first attempt fails.
-    pub(super) async fn open(
-        client: Client,
-        inbox: String,
-        postman: Postman,
-    ) -> Result<Self, Error> {
-        let maker = Maker { client, inbox, postman };
+    pub(super) async fn open(maker: Maker) -> Result<Self, Error> {
         let up = maker.connect().await?;
-        let (tell, state) = watch::channel(State::Up(up));
-        let suspect = Arc::new(Notify::new());
-        let task = tokio::spawn(maker.keep(tell, suspect.clone())).abort_handle();
-        Ok(Self { state, suspect, task })
+        Ok(Self::keep(maker, State::Up(Arc::new(up))))
     }
 
-    /// The connection, as soon as there is one.
-    pub(super) async fn up(&self, patience: Duration) -> Result<Up, Unanswered> {
-        let mut state = self.state.clone();
-        let waited = tokio::time::timeout(patience, async {
-            state.wait_for(|state| matches!(state, State::Up(_))).await.map(|state| state.clone())
-        });
-        match waited.await {
-            Ok(Ok(State::Up(up))) => Ok(up),
-            _ => match &*self.state.borrow() {
-                State::Down(error) => Err(Unanswered::Refused(again(error))),
-                State::Up(_) => Err(Unanswered::Refused(Error::Closed)),
-            },
+    /// Begins to connect, and goes on.
+    pub(super) fn begin(maker: Maker) -> Self {
+        let not_yet = failed("not connected yet".to_owned(), true, None);
+        Self::keep(maker, State::Down(Arc::new(not_yet)))
+    }
+
+    fn keep(maker: Maker, state: State) -> Self {
+        let (tell, state) = watch::channel(state);
+        let task = tokio::spawn(maker.keep(tell)).abort_handle();
+        Self { state, task }
+    }
+
+    /// The connection, if it stands now.
+    pub(super) fn now(&self) -> Option<Arc<Up>> {
+        match &*self.state.borrow() {
+            State::Up(up) if !up.is_over() => Some(up.clone()),
+            _ => None,
         }
     }
 
-    /// Tells whenever another connection stands.
-    pub(super) fn changes(&self) -> watch::Receiver<State> {
-        self.state.clone()
-    }
-
-    /// Waits for the answer to something that was sent over `up`.
-    pub(super) async fn answer(
-        &self,
-        patience: Duration,
-        request: impl Future<Output = Result<Value, RedisError>>,
-    ) -> Result<Value, Unanswered> {
-        match tokio::time::timeout(patience, request).await {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(judge(error)),
-            Err(_) => {
-                self.suspect.notify_one();
-                let what = format!("no answer within {patience:.1?}");
-                Err(Unanswered::Unknown(failed(what, true, None)))
-            }
+    /// The connection, as soon as there is one.
+    pub(super) async fn up(&self, patience: Duration) -> Result<Arc<Up>, Unanswered> {
+        if let Some(up) = self.now() {
+            return Ok(up);
+        }
+        let mut state = self.state.clone();
+        let stands = |state: &State| matches!(state, State::Up(up) if !up.is_over());
+        let waited = tokio::time::timeout(patience, async {
+            state.wait_for(stands).await.map(|state| state.clone())
+        });
+        match waited.await {
+            Ok(Ok(State::Up(up))) => Ok(up),
+            Ok(Err(_)) => Err(Unanswered::Refused(Error::Closed)),
+            _ => Err(Unanswered::Refused(match &*self.state.borrow() {
+                State::Down(error) => again(error),
+                State::Up(_) => failed("the connection broke".to_owned(), true, None),
+            })),
         }
     }
 
@@ -131,52 +203,114 @@ impl Drop for Link {
     }
 }
 
-struct Maker {
-    client: Client,
-    inbox: String,
-    postman: Postman,
+/// Makes connections to one server, or to whichever is the master.
+#[derive(Clone)]
+pub(super) struct Maker {
+    pub(super) servers: Arc<Servers>,
+    /// The node of a cluster.
+    pub(super) node: Option<Address>,
+    pub(super) inbox: Inbox,
+    pub(super) postman: Postman,
+    /// The greatest number of replicas that was seen.
+    pub(super) replicas: Arc<AtomicU32>,
+    /// Counts the connections that were made.
+    pub(super) made: watch::Sender<u64>,
+}
+
+/// The channel on which the server tells what concerns this client.
+#[derive(Clone, Debug)]
+pub(super) struct Inbox {
+    /// Begins as all keys do.
+    pub(super) stem: String,
+    /// In a cluster a script may only publish where it runs: a channel in a slot of that node.
+    pub(super) map: Option<Arc<Map>>,
+}
+
+impl Inbox {
+    fn at(&self, node: &Address) -> String {
+        let sharded = self.map.as_ref().and_then(|map| {
+            let names = (0_u32..1 << 18).map(|n| format!("{}:{n:x}{SHARDED}", self.stem));
+            map.first_at(node, names)
+        });
+        sharded.unwrap_or_else(|| self.stem.clone())
+    }
 }
 
 impl Maker {
     async fn connect(&self) -> Result<Up, Error> {
-        match tokio::time::timeout(CONNECT, self.try_connect()).await {
+        let (at, expected) = match (&self.node, &self.servers.shape) {
+            (Some(node), _) => (node.clone(), 0),
+            (None, Shape::Sentinel(service)) => {
+                let master = self.servers.master(service).await?;
+                (master.at, master.replicas)
+            }
+            (None, _) => (self.servers.hosts.first().cloned().unwrap_or_default(), 0),
+        };
+        self.replicas.fetch_max(expected, Ordering::Relaxed);
+        let inbox = self.inbox.at(&at);
+        self.connect_to(at, inbox, true).await
+    }
+
+    /// Another connection beside `up`, on the runtime of the caller; it has no inbox of its own.
+    pub(super) async fn beside(&self, up: &Up) -> Result<Up, Error> {
+        self.connect_to(up.at.clone(), up.inbox.clone(), false).await
+    }
+
+    async fn connect_to(&self, at: Address, inbox: String, listens: bool) -> Result<Up, Error> {
+        match tokio::time::timeout(CONNECT, self.try_connect(at, inbox, listens)).await {
             Ok(Ok(up)) => Ok(up),
             Ok(Err(error)) => Err(judge(error).into_error()),
             Err(_) => Err(failed(format!("no connection within {CONNECT:?}"), true, None)),
         }
     }
 
-    async fn try_connect(&self) -> Result<Up, RedisError> {
-        let broken = Arc::new(Notify::new());
-        let (postman, rings) = (self.postman.clone(), broken.clone());
+    async fn try_connect(
+        &self,
+        at: Address,
+        mut inbox: String,
+        listens: bool,
+    ) -> Result<Up, RedisError> {
+        let health = Arc::new(Health::default());
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_connection_timeout(Some(CONNECT))
-            .set_push_sender(move |push: PushInfo| -> Result<(), std::convert::Infallible> {
-                match (&push.kind, push.data.get(1)) {
-                    (PushKind::Disconnection, _) => rings.notify_one(),
-                    (PushKind::Message, Some(Value::BulkString(text))) => postman(text),
-                    _ => {}
-                }
-                Ok(())
-            });
-        let mut connection =
-            self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        connection.subscribe(&self.inbox).await?;
-        let role: Value = redis::cmd("ROLE").query_async(&mut connection).await?;
-        if !matches!(&role, Value::Array(parts) if parts.first() == Some(&text("master"))) {
-            let kind = redis::ErrorKind::Extension;
-            return Err((kind, "the server is not a master", "READONLY".to_owned()).into());
+            .set_push_sender(self.listener(health.clone()));
+        let client = self.servers.client(&at)?;
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        if listens {
+            inbox = subscribe(&mut connection, inbox).await?;
         }
-        let time: (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
-        Ok(Up { connection, floor: time.0 * 1_000_000 + time.1, broken })
+        let (role, time): (Value, (u64, u64)) =
+            redis::pipe().cmd("ROLE").cmd("TIME").query_async(&mut connection).await?;
+        self.replicas.fetch_max(replicas_of_master(&role)?, Ordering::Relaxed);
+        let floor = time.0 * 1_000_000 + time.1;
+        let crowd = Crowd::new(self.servers.shape != Shape::Cluster);
+        Ok(Up { connection, at, floor, inbox, crowd, runtime: Handle::current(), health })
     }
 
-    async fn keep(self, tell: watch::Sender<State>, suspect: Arc<Notify>) {
+    /// Reads what the server pushes.
+    fn listener(
+        &self,
+        health: Arc<Health>,
+    ) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
+        let postman = self.postman.clone();
+        move |push: PushInfo| {
+            match (&push.kind, push.data.get(1)) {
+                (PushKind::Message | PushKind::SMessage, Some(Value::BulkString(text))) => {
+                    postman(text);
+                }
+                // A slot that moved away takes its channel along. The client library takes such a
+                // push for the answer to the oldest request: from here on answers are shifted.
+                (PushKind::Disconnection | PushKind::SUnsubscribe, _) => health.end(),
+                _ => {}
+            }
+            Ok(())
+        }
+    }
+
+    async fn keep(self, tell: watch::Sender<State>) {
         loop {
-            self.until_broken(&tell, &suspect).await;
-            let down = failed("the connection broke".to_owned(), true, None);
-            tell.send_replace(State::Down(Arc::new(down)));
+            self.until_broken(&tell).await;
             let mut pause = PAUSES.0;
             let up = loop {
                 match self.connect().await {
@@ -186,31 +320,72 @@ impl Maker {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSES.1);
             };
-            tell.send_replace(State::Up(up));
+            tell.send_replace(State::Up(Arc::new(up)));
+            self.made.send_modify(|made| *made += 1);
         }
     }
 
     /// Returns when the connection broke, or does not answer any more.
-    async fn until_broken(&self, tell: &watch::Sender<State>, suspect: &Notify) {
+    async fn until_broken(&self, tell: &watch::Sender<State>) {
         let State::Up(up) = tell.borrow().clone() else { return };
-        loop {
+        while !up.is_over() {
             tokio::select! {
-                () = up.broken.notified() => return,
-                () = suspect.notified() => {}
+                () = up.health.rings.notified() => {}
                 () = tokio::time::sleep(PING_EVERY) => {}
+            }
+            if up.is_over() || self.is_deposed(&up).await {
+                break;
             }
             let mut connection = up.connection.clone();
             let ping = redis::cmd("PING");
             let answered = tokio::time::timeout(SILENT, ping.query_async::<Value>(&mut connection));
             if !matches!(answered.await, Ok(Ok(_))) {
-                return;
+                break;
             }
         }
+        up.health.end();
+        let down = failed("the connection broke".to_owned(), true, None);
+        tell.send_replace(State::Down(Arc::new(down)));
+    }
+
+    /// Whether the sentinels name another master by now.
+    async fn is_deposed(&self, up: &Up) -> bool {
+        let Shape::Sentinel(service) = &self.servers.shape else { return false };
+        self.servers.master(service).await.is_ok_and(|master| master.at != up.at)
     }
 }
 
-fn text(word: &str) -> Value {
-    Value::BulkString(word.as_bytes().to_vec())
+/// Subscribes to the inbox, and says under which name.
+async fn subscribe(
+    connection: &mut MultiplexedConnection,
+    inbox: String,
+) -> Result<String, RedisError> {
+    if !inbox.ends_with(SHARDED) {
+        redis::cmd("SUBSCRIBE").arg(&inbox).query_async::<Value>(connection).await?;
+        return Ok(inbox);
+    }
+    match redis::cmd("SSUBSCRIBE").arg(&inbox).query_async::<Value>(connection).await {
+        // Redis 6 has no sharded channels; its others reach all nodes.
+        Err(error) if error.to_string().contains("unknown command") => {
+            let plain = inbox.trim_end_matches(SHARDED).to_owned();
+            redis::cmd("SUBSCRIBE").arg(&plain).query_async::<Value>(connection).await?;
+            Ok(plain)
+        }
+        answer => answer.map(|_| inbox),
+    }
+}
+
+/// How many replicas are connected, if this is a master.
+fn replicas_of_master(role: &Value) -> Result<u32, RedisError> {
+    let Value::Array(parts) = role else { return Ok(0) };
+    if parts.first() != Some(&Value::BulkString(b"master".to_vec())) {
+        let kind = redis::ErrorKind::Extension;
+        return Err((kind, "the server is not a master", "READONLY".to_owned()).into());
+    }
+    match parts.get(2) {
+        Some(Value::Array(replicas)) => Ok(u32::try_from(replicas.len()).unwrap_or(u32::MAX)),
+        _ => Ok(0),
+    }
 }
 
 /// What the server's error codes mean to whoever uses a lock, and whether waiting may help.
@@ -224,10 +399,10 @@ fn meaning(code: &str) -> Option<(&'static str, bool)> {
         "OOM" => ("the server is out of memory; raise maxmemory or free some", true),
         "MISCONF" => ("the server cannot save its data and refuses writes", true),
         "WRONGTYPE" => ("the key holds something that is not a lock", false),
-        "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" => {
-            ("the server is part of a cluster; use redis+cluster://", false)
-        }
-        "NOREPLICAS" | "MASTERDOWN" | "TRYAGAIN" | "BUSY" => {
+        "MOVED" | "CROSSSLOT" => ("the server is part of a cluster; use redis+cluster://", false),
+        "ASK" | "TRYAGAIN" => ("the slot of this lock is being moved to another node", true),
+        "CLUSTERDOWN" => ("no node of the cluster serves this lock at the moment", true),
+        "NOREPLICAS" | "MASTERDOWN" | "BUSY" => {
             ("the server cannot take requests at the moment", true)
         }
         // The scripts were flushed between loading and running one: it was not run.
@@ -250,7 +425,7 @@ pub(super) fn told(text: &str) -> Error {
 }
 
 /// Whether a request that ended in this error was executed, and what to tell the caller.
-fn judge(error: RedisError) -> Unanswered {
+pub(super) fn judge(error: RedisError) -> Unanswered {
     let detail = error.detail().unwrap_or_default().to_owned();
     let code = match error.code() {
         None if error.kind() == redis::ErrorKind::AuthenticationFailed => "WRONGPASS",
@@ -259,16 +434,25 @@ fn judge(error: RedisError) -> Unanswered {
         Some("ERR") => code_within(&detail).unwrap_or("ERR"),
         Some(code) => code,
     };
-    let refused = |what: &str, retryable| {
-        Unanswered::Refused(failed(format!("{what} ({code})"), retryable, Some(&error)))
-    };
+    let told = |what: &str, retryable| failed(format!("{what} ({code})"), retryable, Some(&error));
     match meaning(code) {
-        Some((what, retryable)) => refused(what, retryable),
+        Some((what, retryable)) => match code {
+            "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" => {
+                Unanswered::Elsewhere(told(what, retryable))
+            }
+            _ => Unanswered::Refused(told(what, retryable)),
+        },
+        None if error.to_string().contains("invalid peer certificate") => {
+            let what = "the server's certificate is not trusted; check host name and `ca`";
+            Unanswered::Refused(failed(what.to_owned(), false, Some(&error)))
+        }
         None if error.is_io_error() || error.is_connection_dropped() => {
             let what = format!("the connection failed: {error}");
             Unanswered::Unknown(failed(what, true, None))
         }
-        None if !code.is_empty() => refused(&format!("the server answered: {detail}"), false),
+        None if !code.is_empty() => {
+            Unanswered::Refused(told(&format!("the server answered: {detail}"), false))
+        }
         None => Unanswered::Unknown(failed(format!("{error}"), true, None)),
     }
 }

@@ -1,7 +1,7 @@
--- KEYS the name's seven and its cell; changes nothing. Answers the lock's value and what is left,
+-- KEYS the name's lock, queue and cell; changes nothing. Answers the lock's value and what is left,
 -- the fence, the cell's version and value, then the holders (id, record, left …) and the waiters
 -- (id, record …) in order.
-local k = at(1)
+local k = at(KEYS[1], KEYS[2])
 local value = call('GET', k.lock) or ''
 local holders, waiters = {}, {}
 if is_shared(value) then
@@ -18,6 +18,6 @@ for _, id in ipairs(call('ZRANGE', k.queue, 0, 9999)) do
     waiters[#waiters + 1] = record
   end
 end
-local cell = call('HMGET', KEYS[8], 'version', 'value')
+local cell = call('HMGET', KEYS[3], 'version', 'value')
 return { value, call('PTTL', k.lock), call('GET', k.fence) or '0', cell[1] or '0', cell[2] or '',
          holders, waiters }

@@ -1,5 +1,5 @@
--- KEYS seven per claim; ARGV per claim id, token, ttl, add (1: the ttl is added to what is left,
--- for a fixed lease that began short). Answers per claim: renewed left | revoked | lost |
+-- KEYS lock and queue per claim; ARGV per claim id, token, ttl, add (1: the ttl is added to what is
+-- left, for a fixed lease that began short). Answers per claim: renewed left | revoked | lost |
 -- failed why.
 local function renew(k, id, token, ttl, add)
   local value = value_of(k)
@@ -25,7 +25,8 @@ local answers = {}
 for i = 0, #ARGV / 4 - 1 do
   local id, token, ttl, add = unpack(ARGV, i * 4 + 1, i * 4 + 4)
   -- A key that somebody overwrote with another type is one lock lost, not a batch refused.
-  local fine, answer = pcall(renew, at(i * 7 + 1), id, token, tonumber(ttl), add == '1')
+  local k = at(KEYS[2 * i + 1], KEYS[2 * i + 2])
+  local fine, answer = pcall(renew, k, id, token, tonumber(ttl), add == '1')
   answers[i + 1] = fine and answer or failure(answer)
 end
 return answers

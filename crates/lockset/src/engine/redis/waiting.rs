@@ -170,7 +170,7 @@ impl Waiter {
         News::Waits(look_at.unwrap_or(Moment::NEVER))
     }
 
-    fn beat_at(&self) -> Option<Moment> {
+    pub(super) fn beat_at(&self) -> Option<Moment> {
         let facts = self.facts();
         facts.beat_at.filter(|_| facts.queued && !facts.gone && facts.offer.is_none())
     }

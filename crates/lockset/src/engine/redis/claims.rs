@@ -1,0 +1,540 @@
+//! The way of one claim: asked for, waited for, believed, given back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{ToRedisArgs, Value};
+
+use super::answers::{Standing, list, standing, word};
+use super::crowd::{Acted, Give, Request, Take};
+use super::keys::{self, Keys};
+use super::link::{self, Answer, Unanswered};
+use super::nodes::Way;
+use super::scripts::Script;
+use super::waiting::{News, Waiter};
+use super::{BATCH, Core, LEAST_PATIENCE, MARK_LIFE, PATIENCE, answers};
+use crate::clock::Moment;
+use crate::engine::{Claim, Grant, Mode, Replicas, Wait, drift};
+use crate::error::{Error, LossReason, Result};
+use crate::token::Token;
+
+/// The pause before a request is repeated that was not answered, or refused for the moment.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+/// What came of a request.
+enum Asked {
+    /// The full ttl, at once.
+    Granted(Grant),
+    Busy,
+    /// The waiter knows.
+    News,
+}
+
+impl Core {
+    /// The whole way of one claim, until it is granted or its time is over.
+    pub(super) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        claim.floor.map_or(Ok(()), check_token)?;
+        let waiter = self.waiters.enter(claim);
+        let granted = self.wait_for(&waiter, wait).await;
+        if granted.is_ok() {
+            self.waiters.remove(claim.id);
+        }
+        match granted? {
+            Some(grant) => self.made_sure(claim, grant).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    async fn wait_for(&self, waiter: &Waiter, wait: Wait) -> Result<Option<Grant>> {
+        let claim = &waiter.claim;
+        loop {
+            let now = self.clock.now();
+            let look_at = match waiter.news(now) {
+                News::Granted(grant) => match self.believe(claim, grant).await? {
+                    Some(grant) => return Ok(Some(grant)),
+                    None => return Err(Error::NotHeld { name: claim.name.clone() }),
+                },
+                News::Gone => return Err(Error::NotHeld { name: claim.name.clone() }),
+                News::Ask => match self.ask(waiter, wait).await {
+                    Ok(Asked::Granted(grant)) => return Ok(Some(grant)),
+                    Ok(Asked::Busy) => return Ok(None),
+                    Ok(Asked::News) => continue,
+                    Err(error) if error.is_retryable() && self.clock.now() < wait.deadline() => {
+                        // Asked again by the same id, which changes nothing if it was executed.
+                        tokio::time::sleep(ASK_AGAIN).await;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                },
+                News::Waits(look_at) => look_at,
+            };
+            if now >= wait.deadline() {
+                self.leave(claim).await?;
+                return Ok(None);
+            }
+            tokio::select! {
+                () = waiter.news.notified() => {}
+                () = self.clock.sleep_until(look_at.min(wait.deadline())) => {
+                    if self.clock.now() >= look_at {
+                        // The lease before us may have ended: a sign of life finds out.
+                        self.beat_one(waiter).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// One request for a claim: queues it, or finds out how it stands.
+    async fn ask(&self, waiter: &Waiter, wait: Wait) -> Result<Asked> {
+        let claim = &waiter.claim;
+        let sent = self.clock.now();
+        waiter.sending(sent);
+        // Nobody waits longer for an answer than for the lock.
+        let patience = match wait {
+            Wait::Until(deadline) => deadline.since(sent).clamp(LEAST_PATIENCE, PATIENCE),
+            Wait::No | Wait::Forever => PATIENCE,
+        };
+        match self.act(None, Some((claim, wait != Wait::No)), patience).await {
+            Ok((_, answer)) => {
+                let answer = answer.ok_or_else(|| answers::unexpected("no answer"))?;
+                self.take_answer(waiter, sent, &answer)
+            }
+            Err(unanswered) => {
+                if let Unanswered::Unknown(_) = unanswered {
+                    self.dirty().insert(claim.id, ());
+                }
+                Err(unanswered.into_error())
+            }
+        }
+    }
+
+    /// Gives a lock back, takes another of the same name, or both: in one request.
+    async fn act(
+        &self,
+        give: Option<(&Claim, Token)>,
+        take: Option<(&Claim, bool)>,
+        patience: Duration,
+    ) -> Acted {
+        let Some(name) = give.map(|(claim, _)| claim).or(take.map(|(claim, _)| claim)) else {
+            return Ok((None, None));
+        };
+        let keys = self.keys(&name.name);
+        let mut way = self.way(&keys, patience)?;
+        loop {
+            let (node, left) = way.node().await?;
+            let up = node.nearest(left).await?;
+            let give = give.map(|(claim, token)| Give {
+                lock: keys.lock().to_owned(),
+                queue: keys.queue(),
+                held: format!("{}:{token}:", claim.id),
+            });
+            let take = take.map(|(claim, waits)| {
+                let body = keys::written(claim, up.floor, &up.inbox);
+                let ttl = claim.ttl.as_millis().to_string();
+                let is_plain = claim.mode == Mode::Exclusive && claim.floor.is_none();
+                let note = || keys::written_note(&claim.note, &up.inbox);
+                Take {
+                    lock: keys.lock().to_owned(),
+                    fence: keys.fence(),
+                    queue: keys.queue(),
+                    mark: keys.mark(claim.id),
+                    id: claim.id.to_string(),
+                    tail: if is_plain { format!(":0:{ttl}:{}", note()) } else { String::new() },
+                    ttl,
+                    body: format!("{}{body}", u8::from(waits)),
+                }
+            });
+            let acted = up.act(&self.scripts, Request { give, take }, left).await;
+            if let Some(acted) = way.follow(acted).await {
+                return acted;
+            }
+        }
+    }
+
+    fn way(&self, keys: &Keys, patience: Duration) -> std::result::Result<Way<'_>, Unanswered> {
+        let slot = match (self.nodes.by_slot(), keys.slot()) {
+            (false, _) => 0,
+            (true, Some(slot)) => slot,
+            (true, None) => {
+                let why = "in a cluster a name with `}` needs a hash tag such as `{tag}`";
+                return Err(Unanswered::Refused(Error::invalid("name", keys.lock(), why)));
+            }
+        };
+        Ok(self.nodes.way(slot, patience))
+    }
+
+    /// Runs a script that concerns the name of these keys.
+    pub(super) async fn run(
+        &self,
+        script: &Script,
+        of: &Keys,
+        keys: &[impl ToRedisArgs],
+        args: &[impl ToRedisArgs],
+    ) -> Answer {
+        let command = script.call_with(keys, args);
+        let mut way = self.way(of, PATIENCE)?;
+        loop {
+            let (node, left) = way.node().await?;
+            let up = node.link.up(left).await?;
+            let mut connection = up.connection.clone();
+            let answer = up.answer(left, script.run(&command, &mut connection)).await;
+            if let Some(answer) = way.follow(answer).await {
+                return answer;
+            }
+        }
+    }
+
+    /// Notes what a request sent at `sent` was answered.
+    fn take_answer(&self, waiter: &Waiter, sent: Moment, answer: &Value) -> Result<Asked> {
+        let claim = &waiter.claim;
+        match standing(answer)? {
+            Standing::GrantedNow(token) => {
+                let valid_until = (sent + claim.ttl).before(drift(claim.ttl));
+                return Ok(Asked::Granted(keys::grant(Token::new(token), valid_until)));
+            }
+            Standing::Granted(token, left) => waiter.granted(sent, token, left),
+            Standing::Queued { stamp, place, left } => {
+                waiter.queued(sent, self.clock.now(), stamp, place, left);
+                self.pulse_by(waiter);
+            }
+            Standing::Gone => waiter.gone(),
+            Standing::Busy => return Ok(Asked::Busy),
+            Standing::Clash(why) => {
+                return Err(Error::Conflict { name: claim.name.clone(), why: clash(&why, claim) });
+            }
+        }
+        Ok(Asked::News)
+    }
+
+    async fn beat_one(&self, waiter: &Waiter) {
+        if let Some(waiter) = self.waiters.find(waiter.claim.id) {
+            self.beat(&[waiter]).await;
+        }
+    }
+
+    /// One sign of life for each of these waiters, who must be of one slot in a cluster.
+    pub(super) async fn beat(&self, waiters: &[Arc<Waiter>]) {
+        let Some(first) = waiters.first() else { return };
+        let sent = self.clock.now();
+        let mut names = Vec::with_capacity(2 * waiters.len());
+        for waiter in waiters {
+            waiter.beating(sent);
+            let keys = self.keys(&waiter.claim.name);
+            names.extend([keys.lock().to_owned(), keys.queue()]);
+        }
+        match self.send_beat(&self.keys(&first.claim.name), &names, waiters).await {
+            Ok(Value::Array(answers)) => {
+                for (waiter, answer) in waiters.iter().zip(&answers) {
+                    if let Err(error) = self.take_answer(waiter, sent, answer) {
+                        tracing::debug!(%error, "a sign of life was answered strangely");
+                    }
+                }
+            }
+            Ok(_) => {}
+            Err(why) => tracing::debug!(error = %why.into_error(), "a sign of life was not heard"),
+        }
+    }
+
+    async fn send_beat(&self, of: &Keys, names: &[String], waiters: &[Arc<Waiter>]) -> Answer {
+        let script = &self.scripts.heartbeat;
+        let mut way = self.way(of, PATIENCE)?;
+        loop {
+            let (node, left) = way.node().await?;
+            // Where the waiters can be told is where this very connection listens.
+            let up = node.link.up(left).await?;
+            let mut args = vec![up.inbox.clone()];
+            args.extend(waiters.iter().map(|waiter| waiter.claim.id.to_string()));
+            let command = script.call_with(names, &args);
+            let mut connection = up.connection.clone();
+            let answer = up.answer(left, script.run(&command, &mut connection)).await;
+            if let Some(answer) = way.follow(answer).await {
+                return answer;
+            }
+        }
+    }
+
+    /// A grant that was read only after its time is believed if it can be renewed, not otherwise.
+    async fn believe(&self, claim: &Claim, grant: Grant) -> Result<Option<Grant>> {
+        if grant.valid_until > self.clock.now() {
+            return self.complete(claim, grant).await;
+        }
+        let sent = self.clock.now();
+        let answers = self.extend(&[(claim, &grant)], None).await?;
+        match renewed(claim, &grant, sent, first_of(&answers)?) {
+            Ok(grant) => Ok(Some(grant)),
+            Err(Error::Lost { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A handed-over fixed lease is made as long as was asked for, counted from the grant.
+    async fn complete(&self, claim: &Claim, grant: Grant) -> Result<Option<Grant>> {
+        let first = keys::first_lease(claim.ttl);
+        if !claim.fixed || claim.ttl <= first {
+            return Ok(Some(grant));
+        }
+        let more = claim.ttl.saturating_sub(first);
+        let answers = self.extend(&[(claim, &grant)], Some(more)).await?;
+        match word(list(first_of(&answers)?)?, 0)?.as_str() {
+            "renewed" => Ok(Some(Grant { valid_until: grant.valid_until + more, ..grant })),
+            _ => Ok(None),
+        }
+    }
+
+    /// Renews, or makes a lease longer by `more`. All claims must be of one slot in a cluster.
+    async fn extend(
+        &self,
+        batch: &[(&Claim, &Grant)],
+        more: Option<Duration>,
+    ) -> Result<Vec<Value>> {
+        let Some((first, _)) = batch.first() else { return Ok(Vec::new()) };
+        let (names, args) = self.extension(batch, more);
+        let of = self.keys(&first.name);
+        let answer = self.run(&self.scripts.renew, &of, &names, &args).await;
+        match answer.map_err(Unanswered::into_error)? {
+            Value::Array(answers) if answers.len() == batch.len() => Ok(answers),
+            other => Err(answers::unexpected(&format!("{other:?}"))),
+        }
+    }
+
+    /// Keys and arguments of `renew.lua`.
+    fn extension(
+        &self,
+        batch: &[(&Claim, &Grant)],
+        more: Option<Duration>,
+    ) -> (Vec<String>, Vec<String>) {
+        let (mut names, mut args) = (Vec::new(), Vec::new());
+        for (claim, grant) in batch {
+            let keys = self.keys(&claim.name);
+            names.extend([keys.lock().to_owned(), keys.queue()]);
+            args.extend([
+                claim.id.to_string(),
+                grant.token.to_string(),
+                more.unwrap_or(claim.ttl).as_millis().to_string(),
+                u8::from(more.is_some()).to_string(),
+            ]);
+        }
+        (names, args)
+    }
+
+    pub(super) async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        let sent = self.clock.now();
+        let parts = self.together(batch, |(claim, _)| &claim.name).into_iter().map(|part| {
+            let part: Vec<(usize, (&Claim, &Grant))> = part;
+            async move {
+                let leases: Vec<_> = part.iter().map(|(_, lease)| *lease).collect();
+                let answers = self.extend(&leases, None).await;
+                let each = part.into_iter().enumerate().map(|(index, (place, (claim, grant)))| {
+                    let answer = match &answers {
+                        Ok(answers) => renewed(claim, grant, sent, &answers[index]),
+                        Err(error) => Err(link::again(error)),
+                    };
+                    (place, answer)
+                });
+                each.collect::<Vec<_>>()
+            }
+        });
+        let mut answers: Vec<(usize, Result<Grant>)> =
+            futures_util::future::join_all(parts).await.into_iter().flatten().collect();
+        answers.sort_unstable_by_key(|(place, _)| *place);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    /// What can travel in one script each, with its place in the whole.
+    pub(super) fn together<T: Clone>(
+        &self,
+        all: &[T],
+        name: impl Fn(&T) -> &crate::name::Name,
+    ) -> Vec<Vec<(usize, T)>> {
+        let mut by_slot = std::collections::BTreeMap::<_, Vec<(usize, T)>>::new();
+        for (place, item) in all.iter().enumerate() {
+            let slot = if self.nodes.by_slot() { self.keys(name(item)).slot() } else { None };
+            by_slot.entry(slot).or_default().push((place, item.clone()));
+        }
+        by_slot
+            .into_values()
+            .flat_map(|part| part.chunks(BATCH).map(<[_]>::to_vec).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// A grant that must be on replicas is confirmed by them, or given back.
+    async fn made_sure(&self, claim: &Claim, grant: Grant) -> Result<Grant> {
+        let policy = self.policy(claim);
+        if policy == Replicas::None {
+            return Ok(grant);
+        }
+        match self.confirm(claim, &grant, policy).await {
+            Ok(grant) => Ok(grant),
+            Err(error) => {
+                self.leave(claim).await?;
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn policy(&self, claim: &Claim) -> Replicas {
+        claim.replicas.unwrap_or(self.replicas)
+    }
+
+    async fn confirm(&self, claim: &Claim, grant: &Grant, policy: Replicas) -> Result<Grant> {
+        // A fixed lease is not made longer, only written again.
+        let more = claim.fixed.then_some(Duration::ZERO);
+        let (names, args) = self.extension(&[(claim, grant)], more);
+        let command = self.scripts.renew.call_with(&names, &args);
+        let sent = self.clock.now();
+        let keys = self.keys(&claim.name);
+        let mut way = self.way(&keys, PATIENCE).map_err(Unanswered::into_error)?;
+        let answer = loop {
+            let (node, left) = way.node().await.map_err(Unanswered::into_error)?;
+            let wanted = node.wanted(policy);
+            if wanted == 0 {
+                return Ok(grant.clone());
+            }
+            let patience = left.min(claim.ttl / 2);
+            let answer = node.confirm(&self.scripts.renew, &command, wanted, patience).await;
+            if let Some(answer) = way.follow(answer).await {
+                break answer.map_err(Unanswered::into_error)?;
+            }
+        };
+        let renewal = renewed(claim, grant, sent, first_of(list(&answer)?)?)?;
+        Ok(if claim.fixed { grant.clone() } else { renewal })
+    }
+
+    pub(super) async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        next: Option<&Claim>,
+    ) -> Result<Option<Grant>> {
+        if self.dirty().contains_key(&claim.id) {
+            // It ends with a mark; whoever is next asks for itself.
+            let outcome = self.finish(claim, Some(grant.token)).await?;
+            return if outcome {
+                Ok(None)
+            } else {
+                Err(Error::NotHeld { name: claim.name.clone() })
+            };
+        }
+        // One that replicas must confirm finds out by its own request.
+        let next = next.filter(|next| self.policy(next) == Replicas::None && next.floor.is_none());
+        let sent = self.clock.now();
+        let waiter = next.map(|next| {
+            let waiter = self.waiters.enter(next);
+            waiter.sending(sent);
+            waiter
+        });
+        // In doubt from the first byte on: this future may be dropped before the answer.
+        let doubt = next.filter(|next| self.dirty().insert(next.id, ()).is_none());
+        let taken = next.map(|next| (next, true));
+        let acted = self.act(Some((claim, grant.token)), taken, PATIENCE).await;
+        if !matches!(acted, Err(Unanswered::Unknown(_))) {
+            doubt.and_then(|next| self.dirty().remove(&next.id));
+        }
+        let (given, taken) = acted.map_err(Unanswered::into_error)?;
+        match given {
+            Some(Value::Int(1)) => {}
+            Some(Value::Array(why)) => return Err(link::told(&word(&why, 1)?)),
+            _ => return Err(Error::NotHeld { name: claim.name.clone() }),
+        }
+        let (Some(waiter), Some(answer)) = (waiter, taken) else { return Ok(None) };
+        match self.take_answer(&waiter, sent, &answer) {
+            Ok(Asked::Granted(grant)) => {
+                self.waiters.remove(waiter.claim.id);
+                Ok(Some(grant))
+            }
+            // It finds out by its own request.
+            _ => Ok(None),
+        }
+    }
+
+    /// Nothing is asked for this claim any more; then it is withdrawn.
+    pub(super) async fn leave(&self, claim: &Claim) -> Result<()> {
+        if let Some(waiter) = self.waiters.remove(claim.id) {
+            waiter.gone();
+        }
+        self.finish(claim, None).await.map(drop)
+    }
+
+    /// Removes whatever bears the id, hands on, and leaves a mark. Whether it held by this token.
+    async fn finish(&self, claim: &Claim, token: Option<Token>) -> Result<bool> {
+        let keys = self.keys(&claim.name);
+        let names = [keys.lock().to_owned(), keys.queue()];
+        let token = token.map(|token| token.to_string()).unwrap_or_default();
+        let args = [claim.id.to_string(), token, MARK_LIFE.as_millis().to_string()];
+        let answer = self.run(&self.scripts.finish, &keys, &names, &args).await;
+        let answer = answer.map_err(Unanswered::into_error)?;
+        self.dirty().remove(&claim.id);
+        Ok(word(list(&answer)?, 0)? == "released")
+    }
+
+    pub(super) async fn amend(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        what: &str,
+        to: &str,
+    ) -> Result<()> {
+        let keys = self.keys(&claim.name);
+        let names = [keys.lock().to_owned(), keys.queue()];
+        let args = [claim.id.to_string(), grant.token.to_string(), what.to_owned(), to.to_owned()];
+        let answer = self.run(&self.scripts.amend, &keys, &names, &args).await;
+        match word(list(&answer.map_err(Unanswered::into_error)?)?, 0)?.as_str() {
+            "done" => Ok(()),
+            _ => Err(Error::lost(&claim.name, LossReason::Forgotten)),
+        }
+    }
+
+    /// Where a holder of this claim's name can be told.
+    pub(super) async fn inbox_of(&self, claim: &Claim) -> Result<String> {
+        let keys = self.keys(&claim.name);
+        let inbox = async {
+            let (node, left) = self.way(&keys, PATIENCE)?.node().await?;
+            node.link.up(left).await.map(|up| up.inbox.clone())
+        };
+        inbox.await.map_err(Unanswered::into_error)
+    }
+}
+
+fn renewed(claim: &Claim, grant: &Grant, sent: Moment, answer: &Value) -> Result<Grant> {
+    match word(list(answer)?, 0)?.as_str() {
+        "renewed" => {
+            let valid_until = (sent + claim.ttl).before(drift(claim.ttl));
+            Ok(Grant { valid_until: valid_until.max(grant.valid_until), ..grant.clone() })
+        }
+        "revoked" => Err(Error::lost(&claim.name, LossReason::Revoked)),
+        "failed" => {
+            let why = word(list(answer)?, 1)?;
+            // Of the wrong type: somebody wrote something else in its place.
+            match why.contains("WRONGTYPE") {
+                true => Err(Error::lost(&claim.name, LossReason::Forgotten)),
+                false => Err(link::told(&why)),
+            }
+        }
+        _ => Err(Error::lost(&claim.name, LossReason::Forgotten)),
+    }
+}
+
+fn clash(used: &str, claim: &Claim) -> String {
+    let used = match used.split_once(':') {
+        Some((_, limit)) => format!("a semaphore of {limit} permits"),
+        None => "a lock".to_owned(),
+    };
+    match claim.mode {
+        Mode::Permits { limit, .. } => {
+            format!("it is in use as {used}, not as a semaphore of {limit} permits")
+        }
+        Mode::Exclusive | Mode::Shared => format!("it is in use as {used}, not as a lock"),
+    }
+}
+
+/// The scripts count in doubles, which are exact up to 2^53.
+pub(super) fn check_token(token: Token) -> Result<()> {
+    if token < Token::new(1 << 53) {
+        return Ok(());
+    }
+    Err(Error::invalid("token", &token.to_string(), "on Redis tokens are below 2^53"))
+}
+
+fn first_of(values: &[Value]) -> Result<&Value> {
+    values.first().ok_or_else(|| answers::unexpected("no answer"))
+}

@@ -1,0 +1,177 @@
+//! Looking: one name, all names, and what changes; and the cells.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::answers::{self, list, look_state, word};
+use super::keys::Keys;
+use super::link::Unanswered;
+use super::nodes::Node;
+use super::{Core, PATIENCE};
+use crate::engine::{Break, Cell, Holder, LockState, Scope, Swap, Version};
+use crate::error::Result;
+use crate::name::{Name, Prefix};
+
+/// How often a watch looks; changes of locks are not published.
+const WATCH_EVERY: Duration = Duration::from_millis(100);
+
+impl Core {
+    pub(super) async fn look(&self, name: &Name) -> Result<LockState> {
+        let keys = self.keys(name);
+        let names = [keys.lock().to_owned(), keys.queue(), keys.cell()];
+        let answer = self.run(&self.scripts.look, &keys, &names, &[] as &[String]).await;
+        look_state(name, &answer.map_err(Unanswered::into_error)?)
+    }
+
+    pub(super) async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
+        let mut states = Vec::new();
+        for name in self.names(prefix).await? {
+            let state = self.look(&name).await?;
+            if state.is_used() {
+                states.push(state);
+            }
+        }
+        Ok(states)
+    }
+
+    /// The names with this prefix, found by SCAN: of locks, and of cells. Keys of other types are
+    /// somebody else's.
+    async fn names(&self, prefix: &Prefix) -> Result<Vec<Name>> {
+        let begin = format!("{}{}", escaped(&self.prefix), escaped(prefix.as_str()));
+        let mut found = BTreeSet::new();
+        for node in self.nodes.everyone().await {
+            for key in scan(&node, &format!("{begin}*"), "string").await? {
+                found.extend(Keys::name_of_lock(&self.prefix, &key));
+            }
+            for pattern in [format!("{{{begin}*}}:cell"), format!("{begin}*:cell")] {
+                for key in scan(&node, &pattern, "hash").await? {
+                    found.extend(Keys::name_of_cell(&self.prefix, &key));
+                }
+            }
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    pub(super) async fn cell(
+        &self,
+        name: &Name,
+        expect: Version,
+        value: Option<Vec<u8>>,
+    ) -> Result<Swap> {
+        let keys = self.keys(name);
+        let args = [
+            expect.0.to_string().into_bytes(),
+            u8::from(value.is_some()).to_string().into_bytes(),
+            value.unwrap_or_default(),
+        ];
+        let answer = self.run(&self.scripts.cell, &keys, &[keys.cell()], &args).await;
+        let answer = answer.map_err(Unanswered::into_error)?;
+        let parts = list(&answer)?;
+        let version = Version(answers::number(parts, 1)?);
+        match word(parts, 0)?.as_str() {
+            "done" => Ok(Swap::Done(version)),
+            _ => Ok(Swap::Found(Cell { version, value: answers::bytes(parts, 2)?.to_vec() })),
+        }
+    }
+
+    pub(super) async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
+        let keys = self.keys(name);
+        let names = [keys.lock().to_owned(), keys.queue()];
+        let args = [u8::from(how == Break::Now).to_string()];
+        let answer = self.run(&self.scripts.force, &keys, &names, &args).await;
+        answers::broken(&answer.map_err(Unanswered::into_error)?)
+    }
+}
+
+async fn scan(node: &Node, pattern: &str, kind: &str) -> Result<Vec<String>> {
+    let (mut cursor, mut found) = (0_u64, Vec::new());
+    loop {
+        let up = node.link.up(PATIENCE).await.map_err(Unanswered::into_error)?;
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(500);
+        scan.arg("TYPE").arg(kind);
+        let mut connection = up.connection.clone();
+        let answer = up.answer(PATIENCE, scan.query_async(&mut connection)).await;
+        let answer = answer.map_err(Unanswered::into_error)?;
+        let parts = list(&answer)?;
+        cursor = answers::number(parts, 0)?;
+        let keys = list(parts.get(1).unwrap_or(&Value::Array(Vec::new())))?.to_vec();
+        for index in 0..keys.len() {
+            found.push(word(&keys, index)?);
+        }
+        if cursor == 0 {
+            return Ok(found);
+        }
+    }
+}
+
+/// A text that a pattern of SCAN takes literally.
+fn escaped(text: &str) -> String {
+    let special = |c: char| matches!(c, '*' | '?' | '[' | ']' | '\\');
+    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
+}
+
+/// A watch: looks again and again, and tells what is different.
+pub(super) struct Watch {
+    core: Arc<Core>,
+    scope: Scope,
+    known: BTreeMap<Name, String>,
+    due: VecDeque<Result<LockState>>,
+    first: bool,
+}
+
+impl Watch {
+    pub(super) fn new(core: Arc<Core>, scope: Scope) -> Self {
+        Self { core, scope, known: BTreeMap::new(), due: VecDeque::new(), first: true }
+    }
+
+    pub(super) async fn next(&mut self) -> Result<LockState> {
+        loop {
+            if let Some(state) = self.due.pop_front() {
+                return state;
+            }
+            if !std::mem::take(&mut self.first) {
+                tokio::time::sleep(WATCH_EVERY).await;
+            }
+            self.look().await;
+        }
+    }
+
+    async fn look(&mut self) {
+        let names = match &self.scope {
+            Scope::Name(name) => Ok(vec![name.clone()]),
+            Scope::Prefix(prefix) => self.core.names(prefix).await,
+        };
+        let names = match names {
+            Ok(names) => names,
+            Err(error) => return self.due.push_back(Err(error)),
+        };
+        let gone: Vec<Name> =
+            self.known.keys().filter(|name| !names.contains(name)).cloned().collect();
+        for name in names.into_iter().chain(gone) {
+            match self.core.look(&name).await {
+                Err(error) => self.due.push_back(Err(error)),
+                Ok(state) => {
+                    let face = face(&state);
+                    if self.known.insert(name, face.clone()) != Some(face) {
+                        self.due.push_back(Ok(state));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What of a state makes a difference: all but the time that is left.
+fn face(state: &LockState) -> String {
+    let holders: Vec<_> = state
+        .holders
+        .iter()
+        .map(|holder| (holder.claim, holder.token, holder.mode, &holder.note, holder.revoked))
+        .collect();
+    let waiters: Vec<_> = state.waiters.iter().map(|waiter| (waiter.claim, &waiter.note)).collect();
+    format!("{holders:?} {waiters:?} {:?}", state.cell)
+}

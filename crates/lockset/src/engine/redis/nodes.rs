@@ -1,0 +1,334 @@
+//! Which connection a request takes: to the one server, or to the node that serves the name; over
+//! the client's own connection, or over one beside it that lives on the caller's runtime.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::link::{Inbox, Link, Maker, Postman, Unanswered, Up, failed, judge};
+use super::servers::{Address, Servers, Shape};
+use super::slots::{Map, read_ranges};
+use super::sure::Sure;
+use crate::error::{Error, Result};
+use crate::mutual::unpoisoned;
+
+/// So many requests of one runtime go over the client's own connection before it gets one of its
+/// own. Whoever takes a lock now and then needs none.
+const WORTH_A_CONNECTION: u32 = 32;
+/// At most so many runtimes have one; a program that makes many of them does not keep them.
+const MOST_BESIDE: usize = 8;
+/// How long a node may take to tell the map of its cluster.
+const MAP: Duration = Duration::from_millis(500);
+/// The pauses of a request whose node is not the right one, or is not there.
+const REDIRECTED: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+
+/// All servers of a client.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    all: All,
+    made: watch::Receiver<u64>,
+}
+
+#[derive(Debug)]
+enum All {
+    One(Arc<Node>),
+    Cluster(Box<Cluster>),
+}
+
+impl Nodes {
+    /// Connects, on the runtime of the caller.
+    pub(super) async fn open(servers: Servers, inbox: String, postman: Postman) -> Result<Self> {
+        let (made, receiver) = watch::channel(0);
+        let map = (servers.shape == Shape::Cluster).then(Arc::<Map>::default);
+        let maker = Maker {
+            servers: Arc::new(servers),
+            node: None,
+            inbox: Inbox { stem: inbox, map: map.clone() },
+            postman,
+            replicas: Arc::default(),
+            made,
+        };
+        let all = match map {
+            None => All::One(Arc::new(Node::new(maker.clone(), Link::open(maker).await?))),
+            Some(map) => All::Cluster(Box::new(Cluster::open(maker, map).await?)),
+        };
+        Ok(Self { all, made: receiver })
+    }
+
+    /// Tells whenever another connection was made.
+    pub(super) fn made(&self) -> watch::Receiver<u64> {
+        self.made.clone()
+    }
+
+    /// Claims of different slots cannot travel in one script.
+    pub(super) fn by_slot(&self) -> bool {
+        matches!(self.all, All::Cluster(_))
+    }
+
+    /// The way of a request to the node that serves `slot`.
+    pub(super) fn way(&self, slot: u16, patience: Duration) -> Way<'_> {
+        Way { nodes: self, slot, until: Instant::now() + patience, pause: REDIRECTED.0 }
+    }
+
+    /// Every node that has keys.
+    pub(super) async fn everyone(&self) -> Vec<Arc<Node>> {
+        match &self.all {
+            All::One(node) => vec![node.clone()],
+            All::Cluster(cluster) => {
+                cluster.look_again().await;
+                let masters = cluster.map.masters();
+                masters.iter().map(|master| cluster.node_at(master)).collect()
+            }
+        }
+    }
+
+    pub(super) fn close(&self) {
+        match &self.all {
+            All::One(node) => node.link.close(),
+            All::Cluster(cluster) => {
+                unpoisoned(&cluster.nodes).values().for_each(|node| node.link.close());
+            }
+        }
+    }
+}
+
+/// A request looks for its node: in a cluster it may have to ask more than one.
+pub(super) struct Way<'a> {
+    nodes: &'a Nodes,
+    slot: u16,
+    until: Instant,
+    pause: Duration,
+}
+
+impl Way<'_> {
+    /// The node to ask now, and how long it may take.
+    pub(super) async fn node(&mut self) -> std::result::Result<(Arc<Node>, Duration), Unanswered> {
+        loop {
+            let left = self.until.saturating_duration_since(Instant::now());
+            let cluster = match &self.nodes.all {
+                All::One(node) => return Ok((node.clone(), left)),
+                All::Cluster(cluster) => cluster,
+            };
+            let down = match cluster.node_of(self.slot) {
+                None => failed("no node serves this lock at the moment".to_owned(), true, None),
+                // One that is down may have been succeeded: the map is asked before long.
+                Some(node) => match node.link.up(left.min(REDIRECTED.1)).await {
+                    Ok(_) => return Ok((node, left)),
+                    Err(down) => down.into_error(),
+                },
+            };
+            self.look_again(cluster, down).await.map_err(Unanswered::Refused)?;
+        }
+    }
+
+    /// The answer, unless another node is to be asked.
+    pub(super) async fn follow<T>(
+        &mut self,
+        answer: std::result::Result<T, Unanswered>,
+    ) -> Option<std::result::Result<T, Unanswered>> {
+        match (answer, &self.nodes.all) {
+            (Err(Unanswered::Elsewhere(error)), All::One(_)) => {
+                Some(Err(Unanswered::Refused(error)))
+            }
+            (Err(Unanswered::Elsewhere(error)), All::Cluster(cluster)) => {
+                let refused = self.look_again(cluster, error).await.err()?;
+                Some(Err(Unanswered::Refused(refused)))
+            }
+            (answer, _) => Some(answer),
+        }
+    }
+
+    /// Looks at the map again after a pause; gives up with `why` when the time is over.
+    async fn look_again(&mut self, cluster: &Cluster, why: Error) -> Result<()> {
+        if Instant::now() >= self.until {
+            return Err(why);
+        }
+        cluster.look_again().await;
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(REDIRECTED.1);
+        Ok(())
+    }
+}
+
+/// A server that has keys.
+pub(super) struct Node {
+    pub(super) link: Link,
+    pub(super) maker: Maker,
+    /// Connections for replicas to be waited for.
+    pub(super) sure: Sure,
+    beside: Mutex<HashMap<Id, Beside>>,
+    pub(super) home: Handle,
+}
+
+/// A connection beside the client's own, on the runtime of a caller.
+enum Beside {
+    /// So many requests so far.
+    NotYet(u32),
+    Opening,
+    /// It, and the one that it was opened beside.
+    Open(Arc<Up>, Arc<Up>),
+}
+
+impl Node {
+    fn new(maker: Maker, link: Link) -> Self {
+        let (sure, beside) = (Sure::default(), Mutex::default());
+        Self { link, maker, sure, beside, home: Handle::current() }
+    }
+
+    /// The greatest number of replicas that was seen.
+    pub(super) fn replicas(&self) -> u32 {
+        self.maker.replicas.load(Ordering::Relaxed)
+    }
+
+    /// The connection for a request that is made now: one on the caller's own runtime if it has
+    /// many, for then no other thread has to be woken on the way.
+    pub(super) async fn nearest(
+        self: &Arc<Self>,
+        patience: Duration,
+    ) -> std::result::Result<Arc<Up>, Unanswered> {
+        let main = self.link.up(patience).await?;
+        let Ok(here) = Handle::try_current() else { return Ok(main) };
+        if here.id() == self.home.id() {
+            return Ok(main);
+        }
+        let mut beside = unpoisoned(&self.beside);
+        if beside.len() >= MOST_BESIDE && !beside.contains_key(&here.id()) {
+            beside.clear();
+        }
+        let place = beside.entry(here.id()).or_insert(Beside::NotYet(0));
+        match place {
+            Beside::Open(up, of) if !up.is_over() && Arc::ptr_eq(of, &main) => {
+                return Ok(up.clone());
+            }
+            Beside::Open(..) => *place = Beside::NotYet(0),
+            Beside::Opening => {}
+            Beside::NotYet(count) if *count < WORTH_A_CONNECTION => *count += 1,
+            Beside::NotYet(_) => {
+                *place = Beside::Opening;
+                let (node, of) = (self.clone(), main.clone());
+                here.spawn(async move { node.open_beside(of).await });
+            }
+        }
+        Ok(main)
+    }
+
+    async fn open_beside(self: Arc<Self>, of: Arc<Up>) {
+        let place = match self.maker.beside(&of).await {
+            Ok(up) => Beside::Open(Arc::new(up), of),
+            Err(_) => Beside::NotYet(0),
+        };
+        unpoisoned(&self.beside).insert(Handle::current().id(), place);
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("link", &self.link).finish_non_exhaustive()
+    }
+}
+
+/// The nodes of a cluster, as far as they were needed.
+#[derive(Debug)]
+struct Cluster {
+    maker: ClusterMaker,
+    map: Arc<Map>,
+    nodes: Mutex<HashMap<Address, Arc<Node>>>,
+    looked: tokio::sync::Mutex<Option<Instant>>,
+    home: Handle,
+}
+
+struct ClusterMaker(Maker);
+
+impl std::fmt::Debug for ClusterMaker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.servers.fmt(f)
+    }
+}
+
+impl Cluster {
+    async fn open(maker: Maker, map: Arc<Map>) -> Result<Self> {
+        let cluster = Self {
+            maker: ClusterMaker(maker),
+            map,
+            nodes: Mutex::default(),
+            looked: tokio::sync::Mutex::default(),
+            home: Handle::current(),
+        };
+        cluster.look().await?;
+        Ok(cluster)
+    }
+
+    fn node_of(&self, slot: u16) -> Option<Arc<Node>> {
+        self.map.owner(slot).map(|master| self.node_at(&master))
+    }
+
+    fn node_at(&self, master: &Address) -> Arc<Node> {
+        let mut nodes = unpoisoned(&self.nodes);
+        let node = nodes.entry(master.clone()).or_insert_with(|| {
+            // Its tasks live where the client's do.
+            let _home = self.home.enter();
+            let (node, replicas) = (Some(master.clone()), Arc::new(AtomicU32::new(0)));
+            let maker = Maker { node, replicas, ..self.maker.0.clone() };
+            Arc::new(Node::new(maker.clone(), Link::begin(maker)))
+        });
+        node.clone()
+    }
+
+    /// Asks for the map again, unless that was done a moment ago.
+    async fn look_again(&self) {
+        let mut looked = self.looked.lock().await;
+        if looked.is_some_and(|at| at.elapsed() < REDIRECTED.0) {
+            return;
+        }
+        if let Err(error) = self.look().await {
+            tracing::debug!(%error, "no node tells the map of the cluster");
+        }
+        *looked = Some(Instant::now());
+    }
+
+    /// Any node tells the map; which one is asked first changes, for one may be cut off.
+    async fn look(&self) -> Result<()> {
+        let mut known = self.map.masters();
+        known.extend(self.maker.0.servers.hosts.iter().cloned());
+        let first = rand::random_range(0..known.len().max(1));
+        known.rotate_left(first);
+        let mut why = failed("no node is known".to_owned(), false, None);
+        for at in known {
+            match self.map_told_by(&at).await {
+                Ok(()) => return Ok(()),
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
+    async fn map_told_by(&self, at: &Address) -> Result<()> {
+        let standing = unpoisoned(&self.nodes).get(at).and_then(|node| node.link.now());
+        let ask = async {
+            let mut connection = match standing {
+                Some(up) => up.connection.clone(),
+                None => self.maker.0.servers.client(at)?.get_multiplexed_async_connection().await?,
+            };
+            redis::cmd("CLUSTER").arg("SLOTS").query_async::<Value>(&mut connection).await
+        };
+        let answer = match tokio::time::timeout(MAP, ask).await {
+            Ok(answer) => answer.map_err(|error| judge(error).into_error())?,
+            Err(_) => return Err(failed(format!("no answer within {MAP:?}"), true, None)),
+        };
+        let ranges = read_ranges(&answer, at)?;
+        if ranges.is_empty() {
+            let what = "the node serves no slots: it is in no cluster yet".to_owned();
+            return Err(failed(what, true, None));
+        }
+        self.map.replace(ranges);
+        let masters = self.map.masters();
+        unpoisoned(&self.nodes).retain(|at, _| masters.contains(at));
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! The scripts, and how one is run.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisError, ToRedisArgs, Value};
+
+/// All that is decided on the server.
+#[derive(Debug)]
+pub(super) struct Scripts {
+    pub(super) act: Script,
+    pub(super) heartbeat: Script,
+    pub(super) renew: Script,
+    pub(super) finish: Script,
+    pub(super) amend: Script,
+    pub(super) look: Script,
+    pub(super) cell: Script,
+    pub(super) force: Script,
+}
+
+impl Scripts {
+    pub(super) fn new(fence_idle: Duration) -> Self {
+        let common = include_str!("common.lua")
+            .replace("FENCE_IDLE_MS", &fence_idle.as_millis().to_string());
+        let script = |body: &str| Script::new(format!("{common}\n{body}"));
+        let (usual, rest) = (include_str!("act.lua"), include_str!("act_rest.lua"));
+        Self {
+            act: Script::new(format!("{usual}\n{common}\n{rest}")),
+            heartbeat: script(include_str!("heartbeat.lua")),
+            renew: script(include_str!("renew.lua")),
+            finish: script(include_str!("finish.lua")),
+            amend: script(include_str!("amend.lua")),
+            look: script(include_str!("look.lua")),
+            cell: Script::new(include_str!("cell.lua").to_owned()),
+            force: script(include_str!("break.lua")),
+        }
+    }
+}
+
+/// A script, and the hash by which the server knows it.
+#[derive(Debug)]
+pub(super) struct Script {
+    code: String,
+    hash: String,
+}
+
+impl Script {
+    fn new(code: String) -> Self {
+        let hash = redis::Script::new(&code).get_hash().to_owned();
+        Self { code, hash }
+    }
+
+    /// The command that runs it; keys and arguments are to follow.
+    pub(super) fn call(&self, keys: usize) -> Cmd {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.hash).arg(keys);
+        command
+    }
+
+    pub(super) fn call_with(&self, keys: &[impl ToRedisArgs], args: &[impl ToRedisArgs]) -> Cmd {
+        let mut command = self.call(keys.len());
+        command.arg(keys).arg(args);
+        command
+    }
+
+    /// The command that makes the server know it.
+    pub(super) fn load(&self) -> Cmd {
+        let mut command = redis::cmd("SCRIPT");
+        command.arg("LOAD").arg(&self.code);
+        command
+    }
+
+    /// Sends a command of this script, and the script if the server does not know it.
+    pub(super) async fn run(
+        &self,
+        command: &Cmd,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<Value, RedisError> {
+        match command.query_async(connection).await {
+            // It was not run.
+            Err(error) if error.code() == Some("NOSCRIPT") => {
+                self.load().query_async::<Value>(connection).await?;
+                command.query_async(connection).await
+            }
+            answer => answer,
+        }
+    }
+}
