@@ -80,23 +80,38 @@ impl RedisServer {
     /// What the server answers to this command, as `redis-cli` writes it to a file; nothing if it
     /// does not answer.
     pub fn ask(&self, command: &[&str]) -> String {
-        let output = Command::new("redis-cli")
-            .args(["-p", &self.port.to_string()])
+        self.ask_within(Duration::from_secs(10), command)
+    }
+
+    /// The same of a server that may have been stopped.
+    pub fn ask_within(&self, limit: Duration, command: &[&str]) -> String {
+        let output = self
+            .redis_cli(limit)
             .args(command)
             .output()
-            .expect("redis-cli is needed: run `cargo xtask setup`");
+            .expect("timeout is needed: run `cargo xtask setup`");
+        // What `timeout` and the shell say when there is no such program.
+        assert_ne!(output.status.code(), Some(127), "redis-cli: run `cargo xtask setup`");
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// `redis-cli` itself would wait for ever.
+    fn redis_cli(&self, limit: Duration) -> Command {
+        let mut command = Command::new("timeout");
+        command.arg(limit.as_secs_f32().to_string());
+        command.args(["redis-cli", "-p", &self.port.to_string()]);
+        command
     }
 
     /// Whether so many replicas have a write that was made just now. That they say so themselves is
     /// not enough: a master may send on what is written only after a replica's next sign of life.
     pub fn is_replicated_to(&self, replicas: usize) -> bool {
-        let mut child = Command::new("redis-cli")
-            .args(["-p", &self.port.to_string()])
+        let mut child = self
+            .redis_cli(Duration::from_secs(1))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("redis-cli is needed: run `cargo xtask setup`");
+            .expect("timeout is needed: run `cargo xtask setup`");
         // A message is replicated like a write, and leaves nothing behind.
         let lines = format!("PUBLISH nobody hears\nWAIT {replicas} 100\n");
         child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();

@@ -89,7 +89,8 @@ impl RedisSentinel {
 
     /// Which server this sentinel names.
     fn named(&self, sentinel: &RedisServer) -> Option<usize> {
-        let answer = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]);
+        let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
+        let answer = sentinel.ask_within(Duration::from_millis(500), &question);
         let port = answer.lines().nth(1)?.parse::<u16>().ok()?;
         self.servers.iter().position(|server| server.port() == port)
     }
@@ -192,7 +193,12 @@ impl RedisSentinel {
 
 /// `master` or `slave`; nothing if the server does not answer.
 fn role(server: &RedisServer) -> String {
-    server.ask(&["ROLE"]).lines().next().unwrap_or_default().to_owned()
+    server
+        .ask_within(Duration::from_secs(1), &["ROLE"])
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 fn follows(server: &RedisServer, master: u16) -> bool {
