@@ -234,9 +234,9 @@ async fn what_a_stopped_master_answers_late_is_not_believed() {
     let url = servers.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     assert!(lockset_testkit::steps::is_free(&ours, "late").await);
-    // Asked of a master that holds writes back, then stops: it answers when it goes on.
+    // Asked of a master that holds writes back, then stops: it does as asked when it goes on.
     let old = servers.master();
-    servers.servers()[old].ask(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+    servers.servers()[old].ask(&["CLIENT", "PAUSE", "2000", "WRITE"]);
     let mutex = ours.mutex("late").unwrap();
     let asking = tokio::spawn(async move { mutex.lock().await });
     servers.servers()[old].signal(Signal::STOP);
