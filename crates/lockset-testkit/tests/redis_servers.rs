@@ -86,3 +86,13 @@ fn a_replica_takes_the_slots_of_a_dead_master() {
     cluster.await_ok();
     assert_eq!(cluster.owner(slot), new);
 }
+
+#[test]
+fn sentinels_promote_one_after_the_other() {
+    let servers = RedisSentinel::start();
+    for _ in 0..4 {
+        let old = servers.kill_master();
+        servers.bring_back(old);
+        assert_ne!(servers.master(), old);
+    }
+}

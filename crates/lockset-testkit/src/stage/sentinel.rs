@@ -28,10 +28,25 @@ const REPLICATION: [&str; 6] = [
     "1",
 ];
 /// How often a sentinel does what it does every second, or every ten: in milliseconds. One that
-/// was stopped distrusts its clock for a while. (The period of pings stays: what is known of a
-/// replica is trusted for five of them, and asked for every second.)
-const HASTE: [&str; 8] =
-    ["info-period", "500", "publish-period", "300", "ask-period", "200", "tilt-period", "1000"];
+/// was stopped distrusts its clock for a while.
+///
+/// What is known of a replica is trusted for five pings, and asked for every second. A new master
+/// is pinged after one period, and must not be taken for dead before: else one failover causes the
+/// next.
+const HASTE: [&str; 10] = [
+    "info-period",
+    "500",
+    "publish-period",
+    "300",
+    "ask-period",
+    "200",
+    "ping-period",
+    "400",
+    "tilt-period",
+    "1000",
+];
+/// How long a silent master is waited for.
+const SILENCE_MS: u32 = 1000;
 
 /// One master, two replicas and three sentinels that know each other; killed when dropped.
 #[derive(Debug)]
@@ -217,7 +232,7 @@ fn start_sentinels(servers: &[RedisServer]) -> Vec<RedisServer> {
             let mut lines = vec![
                 format!("port {own}\nbind 127.0.0.1\nsentinel myid {id}"),
                 format!("sentinel monitor {SERVICE} 127.0.0.1 {} 2", servers[0].port()),
-                format!("sentinel down-after-milliseconds {SERVICE} 500"),
+                format!("sentinel down-after-milliseconds {SERVICE} {SILENCE_MS}"),
                 format!("sentinel failover-timeout {SERVICE} 3000"),
                 format!("sentinel parallel-syncs {SERVICE} 2"),
             ];
