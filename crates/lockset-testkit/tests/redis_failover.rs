@@ -134,6 +134,11 @@ async fn waiters_keep_their_places_and_tokens_grow() {
     let (first, second) = (waiter(&theirs, "line").await, waiter(&others, "line").await);
     servers.kill_master();
     confirmed(&guard).await;
+    // Whoever does not listen yet is passed over, and keeps the place.
+    let master = &servers.servers()[servers.master()];
+    until("all listen again", || {
+        master.ask(&["PUBSUB", "CHANNELS", "*inbox*"]).lines().count() == 3
+    });
     guard.release().await.unwrap();
     let guard = served(BY_SIGN_OF_LIFE, first).await;
     assert!(!second.is_finished(), "the order was kept");
