@@ -20,6 +20,7 @@ const NEEDS: &[Need] = &[
     Need { program: "mount", debian: "mount", why: "full and read-only file systems" },
     Need { program: "setsid", debian: "util-linux", why: "commands that leave their group" },
     Need { program: "redis-server", debian: "redis-server", why: "the Redis engine" },
+    Need { program: "timeout", debian: "coreutils", why: "servers that do not answer" },
     Need { program: "redis-cli", debian: "redis-tools", why: "faults of a Redis server" },
     Need { program: "python3", debian: "python3", why: "other people's Redis locks" },
     Need {

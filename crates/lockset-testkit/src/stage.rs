@@ -11,13 +11,17 @@ use lockset::{Error, Lockset, Mode, Token};
 use crate::process::Process;
 use crate::tools;
 
+mod cluster;
 mod local;
 mod memory;
 mod redis;
+mod sentinel;
 
+pub use cluster::{ClusterStage, RedisCluster};
 pub use local::LocalStage;
 pub use memory::MemoryStage;
 pub use redis::{RedisServer, RedisStage};
+pub use sentinel::{RedisSentinel, SentinelStage};
 
 /// One home, empty at first, with clients, processes, faults and time as the laws need them. Every
 /// law gets a fresh one.

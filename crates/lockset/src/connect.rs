@@ -220,7 +220,10 @@ struct EngineUrl {
 impl EngineUrl {
     fn parse(url: &str) -> Result<Self> {
         // What is before the colon carries no secret; the rest is never repeated.
-        let Some((scheme, rest)) = url.split_once(':') else {
+        let is_word = |scheme: &str| {
+            scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
+        };
+        let Some((scheme, rest)) = url.split_once(':').filter(|(scheme, _)| is_word(scheme)) else {
             let why = format!("an engine's URL begins with one of {}", known_engines());
             return Err(Error::invalid("URL", "(not shown)", why));
         };
@@ -280,8 +283,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_url_with_a_password_is_never_repeated() {
-        let text = refusal("consul://user:hunter2@host/").await;
-        assert!(!text.contains("hunter2"), "{text}");
+        for url in ["consul://user:hunter2@host/", "//hunter2@host:1", "hunter2@host:1/x"] {
+            let text = refusal(url).await;
+            assert!(!text.contains("hunter2"), "{text}");
+        }
         let builder = format!("{:?}", Lockset::builder("x://user:hunter2@host/"));
         assert!(!builder.contains("hunter2"), "{builder}");
     }

@@ -1,8 +1,10 @@
 //! One Redis server of its own, the machine's own time.
 
-use std::net::TcpListener;
-use std::path::PathBuf;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -15,12 +17,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Stage, Time};
 use crate::process::{Judging, Process};
+use crate::steps::until;
 
 /// A `redis-server` without persistence on a free port, killed when dropped.
 #[derive(Debug)]
 pub struct RedisServer {
     folder: tempfile::TempDir,
     port: u16,
+    args: Vec<String>,
     child: Mutex<Child>,
 }
 
@@ -32,11 +36,35 @@ impl RedisServer {
 
     /// Starts a server with more options.
     pub fn start_with(options: &[&str]) -> Self {
+        Self::start_on(free_port(), options)
+    }
+
+    /// Starts a server that speaks TLS and nothing else. It is not [asked](Self::ask).
+    pub fn start_tls(options: &[&str]) -> Self {
+        let port = free_port();
+        let tls = ["--port", "0", "--tls-port", &port.to_string()].map(str::to_owned);
+        let options = tls.iter().map(String::as_str).chain(options.iter().copied());
+        Self::start_on(port, &options.collect::<Vec<_>>())
+    }
+
+    fn start_on(port: u16, options: &[&str]) -> Self {
+        let port_text = port.to_string();
+        let usual = ["--port", &port_text, "--bind", "127.0.0.1", "--save", "", "--appendonly"];
+        let args = usual.into_iter().chain(["no"]).chain(options.iter().copied());
+        Self::run(tempfile::tempdir().unwrap(), port, args.map(str::to_owned).collect())
+    }
+
+    /// Starts a sentinel, which is told everything in its file.
+    pub(super) fn start_sentinel(port: u16, file: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        // Taken and given back: nobody else is likely to take it in between.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let child = Mutex::new(spawn(folder.path().into(), port, options));
-        Self { folder, port, child }
+        std::fs::write(folder.path().join("sentinel.conf"), file).unwrap();
+        let args = ["sentinel.conf", "--sentinel"].map(str::to_owned).to_vec();
+        Self::run(folder, port, args)
+    }
+
+    fn run(folder: tempfile::TempDir, port: u16, args: Vec<String>) -> Self {
+        let child = Mutex::new(spawn(folder.path(), port, &args));
+        Self { folder, port, args, child }
     }
 
     /// The URL of this server.
@@ -49,14 +77,69 @@ impl RedisServer {
         self.port
     }
 
-    /// What the server answers to this command, as `redis-cli` writes it to a file.
+    /// What the server answers to this command, as `redis-cli` writes it to a file; nothing if it
+    /// does not answer.
     pub fn ask(&self, command: &[&str]) -> String {
-        let output = Command::new("redis-cli")
-            .args(["-p", &self.port.to_string()])
+        self.ask_within(Duration::from_secs(10), command)
+    }
+
+    /// The same of a server that may have been stopped.
+    pub fn ask_within(&self, limit: Duration, command: &[&str]) -> String {
+        let output = self
+            .redis_cli(limit)
             .args(command)
             .output()
-            .expect("redis-cli is needed: run `cargo xtask setup`");
+            .expect("timeout is needed: run `cargo xtask setup`");
+        // What `timeout` and the shell say when there is no such program.
+        assert_ne!(output.status.code(), Some(127), "redis-cli: run `cargo xtask setup`");
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// `redis-cli` itself would wait for ever.
+    fn redis_cli(&self, limit: Duration) -> Command {
+        let mut command = Command::new("timeout");
+        command.arg(limit.as_secs_f32().to_string());
+        command.args(["redis-cli", "-p", &self.port.to_string()]);
+        command
+    }
+
+    /// Whether so many replicas have a write that was made just now. That they say so themselves is
+    /// not enough: a master may send on what is written only after a replica's next sign of life.
+    pub fn is_replicated_to(&self, replicas: usize) -> bool {
+        let mut child = self
+            .redis_cli(Duration::from_secs(1))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("timeout is needed: run `cargo xtask setup`");
+        // A message is replicated like a write, and leaves nothing behind.
+        let lines = format!("PUBLISH nobody hears\nWAIT {replicas} 100\n");
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let answers = String::from_utf8(output.stdout).unwrap();
+        answers.trim_end().lines().next_back() == Some(&replicas.to_string())
+    }
+
+    /// Holds writes back from now on, and waits until these replicas have all that came before. If
+    /// the master then ends nothing is lost with it, so that what is seen afterwards is the
+    /// client's doing.
+    pub fn settle(&self, replicas: &[&RedisServer]) {
+        let offset = |server: &RedisServer, field: &str| {
+            let offset = server.info(&["INFO", "replication"], field);
+            offset.and_then(|offset| offset.parse::<u64>().ok()).unwrap_or_default()
+        };
+        assert_eq!(self.ask(&["CLIENT", "PAUSE", "10000", "WRITE"]), "OK");
+        until("the replicas have everything", || {
+            let written = offset(self, "master_repl_offset");
+            replicas.iter().all(|replica| offset(replica, "slave_repl_offset") >= written)
+        });
+    }
+
+    /// The value of a field of `INFO`, or of an answer like it.
+    pub fn info(&self, command: &[&str], field: &str) -> Option<String> {
+        let answer = self.ask(command);
+        let mut fields = answer.lines().filter_map(|line| line.trim_end().split_once(':'));
+        fields.find(|(name, _)| *name == field).map(|(_, value)| value.to_owned())
     }
 
     /// Sends a signal to the server.
@@ -65,7 +148,14 @@ impl RedisServer {
         kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
     }
 
-    /// Kills the server and starts it again, empty.
+    /// Kills the server.
+    pub fn kill(&self) {
+        let mut child = self.child.lock().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Kills the server and starts it again, on what it has saved.
     pub fn restart(&self) {
         self.restart_with(&[]);
     }
@@ -75,7 +165,9 @@ impl RedisServer {
         let mut child = self.child.lock().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        *child = spawn(self.folder.path().into(), self.port, options);
+        let more = options.iter().map(|&option| option.to_owned());
+        let args: Vec<String> = self.args.iter().cloned().chain(more).collect();
+        *child = spawn(self.folder.path(), self.port, &args);
     }
 }
 
@@ -87,17 +179,31 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(folder: PathBuf, port: u16, options: &[&str]) -> Child {
+/// A port that nobody listens on, from below those that the system gives to connections: else a
+/// connection could take it while its server is down, even one that was meant for that server.
+pub(super) fn free_port() -> u16 {
+    const PORTS: std::ops::Range<u32> = 10_000..32_000;
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    // Test processes that run at the same time begin in different places.
+    let begin = std::process::id().wrapping_mul(97);
+    loop {
+        let number = begin.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed));
+        let port = (PORTS.start + number % (PORTS.end - PORTS.start)) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+fn spawn(folder: &Path, port: u16, args: &[String]) -> Child {
     let child = Command::new("redis-server")
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
-        .args(["--appendonly", "no", "--dir"])
-        .arg(folder)
-        .args(options)
+        .args(args)
+        .current_dir(folder)
         .stdout(Stdio::null())
         .spawn()
         .expect("redis-server is needed: run `cargo xtask setup`");
     let began = Instant::now();
-    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
         assert!(began.elapsed() < Duration::from_secs(10), "redis-server does not answer");
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -32,17 +32,30 @@ enum Asked {
 }
 
 impl Core {
-    /// The whole way of one claim, until it is granted or its time is over.
+    /// The whole way of one claim, until it is granted or its time is over. What happens seldom is
+    /// boxed here and below: the way of a free lock must be short, in memory too.
     pub(super) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         claim.floor.map_or(Ok(()), check_token)?;
         let waiter = self.waiters.enter(claim);
-        let granted = self.wait_for(&waiter, wait).await;
+        let granted = match waiter.is_new() {
+            true => self.ask(&waiter, wait).await,
+            false => Ok(Asked::News),
+        };
+        let granted = match granted {
+            Ok(Asked::Granted(grant)) => Ok(Some(grant)),
+            Ok(Asked::Busy) => Ok(None),
+            Ok(Asked::News) => Box::pin(self.wait_for(&waiter, wait)).await,
+            Err(error) if error.is_retryable() => Box::pin(self.wait_for(&waiter, wait)).await,
+            Err(error) => Err(error),
+        };
         if granted.is_ok() {
             self.waiters.remove(claim.id);
         }
         match granted? {
-            Some(grant) => self.made_sure(claim, grant).await.map(Some),
-            None => Ok(None),
+            Some(grant) if self.policy(claim) != Replicas::None => {
+                Box::pin(self.made_sure(claim, grant)).await.map(Some)
+            }
+            granted => Ok(granted),
         }
     }
 
@@ -118,13 +131,20 @@ impl Core {
         take: Option<Take>,
         patience: Duration,
     ) -> Acted {
-        let keys = Arc::new(self.keys(name));
-        let mut way = self.way(&keys, patience)?;
-        let request = Request { keys: keys.clone(), give, take };
+        let request = Arc::new(Request { keys: self.keys(name), give, take });
+        match self.nodes.at_hand() {
+            Some(up) => up.act(&self.scripts, &request, patience).await,
+            None => Box::pin(self.act_afar(&request, patience)).await,
+        }
+    }
+
+    /// Where a connection is to be found or waited for first.
+    async fn act_afar(&self, request: &Arc<Request>, patience: Duration) -> Acted {
+        let mut way = self.way(&request.keys, patience)?;
         loop {
             let (node, left) = way.node().await?;
-            let up = node.nearest(left).await?;
-            let acted = up.act(&self.scripts, request.clone(), left).await;
+            let up = node.nearest(node.link.up(left).await?);
+            let acted = up.act(&self.scripts, request, left).await;
             if let Some(acted) = way.follow(acted).await {
                 return acted;
             }
@@ -132,14 +152,11 @@ impl Core {
     }
 
     fn way(&self, keys: &Keys, patience: Duration) -> std::result::Result<Way<'_>, Unanswered> {
-        let slot = match (self.nodes.by_slot(), keys.slot()) {
-            (false, _) => 0,
-            (true, Some(slot)) => slot,
-            (true, None) => {
-                let why = "in a cluster a name with `}` needs a hash tag such as `{tag}`";
-                return Err(Unanswered::Refused(Error::invalid("name", keys.lock(), why)));
-            }
-        };
+        let slot = if self.nodes.by_slot() { keys.slot() } else { Some(0) };
+        let slot = slot.ok_or_else(|| {
+            let why = "in a cluster a name with `}` needs a hash tag such as `{tag}`";
+            Unanswered::Refused(Error::invalid("name", keys.lock(), why))
+        })?;
         Ok(self.nodes.way(slot, patience))
     }
 
@@ -339,11 +356,7 @@ impl Core {
 
     /// A grant that must be on replicas is confirmed by them, or given back.
     async fn made_sure(&self, claim: &Claim, grant: Grant) -> Result<Grant> {
-        let policy = self.policy(claim);
-        if policy == Replicas::None {
-            return Ok(grant);
-        }
-        match self.confirm(claim, &grant, policy).await {
+        match self.confirm(claim, &grant, self.policy(claim)).await {
             Ok(grant) => Ok(grant),
             Err(error) => {
                 self.leave(claim).await?;
@@ -388,7 +401,7 @@ impl Core {
     ) -> Result<Option<Grant>> {
         if self.dirty().contains_key(&claim.id) {
             // It ends with a mark; whoever is next asks for itself.
-            let outcome = self.finish(claim, Some(grant.token)).await?;
+            let outcome = Box::pin(self.finish(claim, Some(grant.token))).await?;
             return if outcome {
                 Ok(None)
             } else {

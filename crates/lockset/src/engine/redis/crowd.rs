@@ -23,15 +23,15 @@ use crate::token::Token;
 
 /// A lock to give back, a lock to take, or both of one name: then it is taken only if it was given
 /// back.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Request {
-    pub(super) keys: Arc<Keys>,
+    pub(super) keys: Keys,
     pub(super) give: Option<Give>,
     pub(super) take: Option<Take>,
 }
 
 /// A lock to give back.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Give {
     pub(super) id: ClaimId,
     pub(super) token: Token,
@@ -41,7 +41,7 @@ pub(super) struct Give {
 }
 
 /// A lock to take.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Take {
     pub(super) waiter: Arc<Waiter>,
     pub(super) waits: bool,
@@ -87,8 +87,10 @@ pub(super) struct Crowd {
 #[derive(Debug, Default)]
 struct Line {
     under_way: bool,
-    waiting: Vec<(Request, oneshot::Sender<Acted>)>,
+    waiting: Vec<Waiting>,
 }
+
+type Waiting = (Arc<Request>, oneshot::Sender<Acted>);
 
 impl Crowd {
     pub(super) fn new(allowed: bool) -> Self {
@@ -102,23 +104,25 @@ impl Crowd {
 
 impl Line {
     /// Those who can leave together now, requests for both first.
-    fn leave(&mut self) -> Vec<(Request, oneshot::Sender<Acted>)> {
-        let (mut leaving, mut staying): (Vec<(Request, _)>, Vec<_>) = Default::default();
-        let mut terms: Option<Request> = None;
+    fn leave(&mut self) -> Vec<Waiting> {
+        let (mut leaving, mut staying): (Vec<Waiting>, Vec<Waiting>) = Default::default();
+        let mut first = None;
         for (request, tell) in self.waiting.drain(..) {
-            let fits = leaving.len() < BATCH
-                && terms.as_ref().is_none_or(|terms| terms.goes_with(&request));
-            if !fits {
+            let first = first.get_or_insert_with(|| request.clone());
+            if leaving.len() >= BATCH || !first.goes_with(&request) {
                 staying.push((request, tell));
             } else if !tell.is_closed() {
-                if terms.is_none() && request.take.is_some() {
-                    terms = Some(request.clone());
+                // The first that takes something says the ttl of all.
+                if first.take.is_none() {
+                    *first = request.clone();
                 }
                 leaving.push((request, tell));
             }
         }
         self.waiting = staying;
-        leaving.sort_by_key(|(request, _)| !request.is_both());
+        if leaving.iter().any(|(request, _)| request.is_both()) {
+            leaving.sort_by_key(|(request, _)| !request.is_both());
+        }
         leaving
     }
 }
@@ -128,7 +132,7 @@ impl Up {
     pub(super) async fn act(
         self: &Arc<Self>,
         scripts: &Arc<Scripts>,
-        request: Request,
+        request: &Arc<Request>,
         patience: Duration,
     ) -> Acted {
         if !self.crowd.allowed || !request.is_usual() {
@@ -149,12 +153,17 @@ impl Up {
             let _turn = Turn { up: self, scripts };
             return self.act_alone(&scripts.act, request, patience).await;
         };
-        match tokio::time::timeout(patience, answer).await {
+        let answer = match patience < PATIENCE {
+            true => Box::pin(tokio::time::timeout(patience, answer)).await.ok(),
+            // The one who leads is not more patient than that.
+            false => Some(answer.await),
+        };
+        match answer {
             // Not the usual case.
-            Ok(Ok(Ok((Some(Value::Nil), _) | (_, Some(Value::Nil))))) => {
-                self.act_alone(&scripts.act, request, patience).await
+            Some(Ok(Ok((Some(Value::Nil), _) | (_, Some(Value::Nil))))) => {
+                Box::pin(self.act_alone(&scripts.act, request, patience)).await
             }
-            Ok(Ok(acted)) => acted,
+            Some(Ok(acted)) => acted,
             // Perhaps sent, perhaps not.
             _ => {
                 let what = format!("no answer within {patience:.1?}");
@@ -163,8 +172,13 @@ impl Up {
         }
     }
 
-    async fn act_alone(&self, script: &Script, request: Request, patience: Duration) -> Acted {
-        let answers = self.send(script, std::slice::from_ref(&request), patience).await?;
+    async fn act_alone(
+        &self,
+        script: &Script,
+        request: &Arc<Request>,
+        patience: Duration,
+    ) -> Acted {
+        let answers = self.send(script, std::slice::from_ref(request), patience).await?;
         Ok(answers.into_iter().next().unwrap_or_default())
     }
 
@@ -172,7 +186,7 @@ impl Up {
     async fn send(
         &self,
         script: &Script,
-        requests: &[Request],
+        requests: &[Arc<Request>],
         patience: Duration,
     ) -> Result<Vec<Both>, Unanswered> {
         let command = self.written(script, requests);
@@ -182,39 +196,46 @@ impl Up {
     }
 
     /// The command, as `act.lua` reads it.
-    fn written(&self, script: &Script, requests: &[Request]) -> Cmd {
+    fn written(&self, script: &Script, requests: &[Arc<Request>]) -> Cmd {
         let gives = || requests.iter().filter_map(|one| one.give.as_ref().map(|give| (one, give)));
         let takes = || requests.iter().filter_map(|one| one.take.as_ref().map(|take| (one, take)));
         let (given, taken) = (gives().count(), takes().count());
         let alone = requests.len() == 1;
         let mut command = script.call(given + 3 * taken + usize::from(alone));
-        gives().for_each(|(one, _)| {
+        for (one, _) in gives() {
             command.arg(one.keys.lock());
-        });
-        takes().for_each(|(one, _)| {
+        }
+        for (one, _) in takes() {
             command.arg(one.keys.lock());
-        });
-        takes().for_each(|(one, _)| {
-            command.arg(one.keys.fence());
-        });
-        takes().for_each(|(one, _)| {
-            command.arg(one.keys.queue());
-        });
+        }
+        let mut text = String::with_capacity(128);
+        for (one, _) in takes() {
+            command.arg(one.keys.beside_in(&mut text, "fence"));
+        }
+        for (one, _) in takes() {
+            command.arg(one.keys.beside_in(&mut text, "queue"));
+        }
         if let [one] = requests {
-            command.arg(one.keys.queue());
+            command.arg(one.keys.beside_in(&mut text, "queue"));
         }
         let both = requests.iter().filter(|request| request.is_both()).count();
         let ttl = takes().next().map_or(Duration::ZERO, |(_, take)| take.waiter.claim.ttl);
         let numbers = [given as u64, taken as u64, both as u64, ttl.as_millis() as u64];
         command.arg(self.floor).arg(&numbers);
         for (_, Give { id, ttl, note, .. }) in gives() {
-            let value = note.as_ref().map(|note| keys::written_value(*id, *ttl, note, &self.inbox));
-            command.arg(value.unwrap_or_default());
+            text.clear();
+            if let Some(note) = note {
+                keys::write_value(&mut text, *id, *ttl, note, &self.inbox);
+            }
+            command.arg(&text);
         }
         for (_, Take { waiter, .. }) in takes() {
             let Claim { id, ttl, note, .. } = &waiter.claim;
-            let value = || keys::written_value(*id, *ttl, note, &self.inbox);
-            command.arg(if waiter.claim.is_plain() { value() } else { String::new() });
+            text.clear();
+            if waiter.claim.is_plain() {
+                keys::write_value(&mut text, *id, *ttl, note, &self.inbox);
+            }
+            command.arg(&text);
         }
         if alone {
             gives().for_each(|(_, give)| {
@@ -295,7 +316,7 @@ async fn lead(mut leading: Leading, scripts: Arc<Scripts>) {
 }
 
 /// The answers, back in the order of the requests.
-fn sorted(requests: &[Request], answer: Answer) -> Result<Vec<Both>, Unanswered> {
+fn sorted(requests: &[Arc<Request>], answer: Answer) -> Result<Vec<Both>, Unanswered> {
     let Value::Array(answers) = answer? else {
         let what = "the server answered something unexpected".to_owned();
         return Err(Unanswered::Unknown(failed(what, false, None)));
@@ -304,7 +325,7 @@ fn sorted(requests: &[Request], answer: Answer) -> Result<Vec<Both>, Unanswered>
     let mut answers = answers.into_iter();
     let gives: Vec<Value> = answers.by_ref().take(given).collect();
     let mut gives = gives.into_iter();
-    let each = |request: &Request| {
+    let each = |request: &Arc<Request>| {
         let give = request.give.as_ref().and_then(|_| gives.next());
         let take = request.take.as_ref().and_then(|_| answers.next());
         (give, take)

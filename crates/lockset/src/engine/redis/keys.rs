@@ -1,5 +1,6 @@
 //! How a name is written on the server, and how a claim travels.
 
+use std::fmt::Write;
 use std::time::Duration;
 
 use super::slots::{slot, tag};
@@ -15,14 +16,18 @@ const LONGEST_PLACE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Keys {
     lock: String,
-    /// What the others begin with. A name that has a hash tag of its own keeps it.
+    /// What the others begin with: never as a lock does, and in the same slot. A name that has a
+    /// hash tag of its own keeps it.
     beside: String,
 }
 
 impl Keys {
     pub(super) fn new(prefix: &str, name: &Name) -> Self {
-        let lock = format!("{prefix}{name}");
-        let beside = if tag(&lock).is_some() { lock.clone() } else { format!("{{{lock}}}") };
+        let lock = [prefix, name.as_str()].concat();
+        let beside = match tag(&lock) {
+            Some(tag) => format!("{{{tag}}}:{lock}"),
+            None => format!("{{{lock}}}"),
+        };
         Self { lock, beside }
     }
 
@@ -43,7 +48,18 @@ impl Keys {
     }
 
     fn beside(&self, what: &str) -> String {
-        format!("{}:{what}", self.beside)
+        let mut key = String::with_capacity(self.beside.len() + 1 + what.len());
+        self.beside_in(&mut key, what);
+        key
+    }
+
+    /// The key written into a text that is used again and again.
+    pub(super) fn beside_in<'t>(&self, text: &'t mut String, what: &str) -> &'t str {
+        text.clear();
+        text.push_str(&self.beside);
+        text.push(':');
+        text.push_str(what);
+        text
     }
 
     /// Where all of them are in a cluster; `None` if the name has braces that tear them apart.
@@ -54,17 +70,17 @@ impl Keys {
 
     /// The name whose lock is this key, unless the key stands beside another name's.
     pub(super) fn name_of_lock(prefix: &str, key: &str) -> Option<Name> {
-        let beside =
-            |what: &str| key.rsplit_once(what).is_some_and(|(before, _)| tag(before).is_some());
         let name = key.strip_prefix(prefix)?;
+        let beside = |what: &str| key.starts_with('{') && key.contains(what);
         if beside(":fence") || beside(":mark:") { None } else { name.parse().ok() }
     }
 
     /// The name whose cell is this key.
     pub(super) fn name_of_cell(prefix: &str, key: &str) -> Option<Name> {
-        let lock = key.strip_suffix(":cell")?;
-        let bare = lock.strip_prefix('{').and_then(|lock| lock.strip_suffix('}'));
-        [bare, Some(lock)].into_iter().flatten().find_map(|lock| {
+        let beside = key.strip_suffix(":cell")?;
+        let bare = beside.strip_prefix('{').and_then(|lock| lock.strip_suffix('}'));
+        let tagged = beside.split_once("}:").map(|(_, lock)| lock);
+        [bare, tagged].into_iter().flatten().find_map(|lock| {
             let name = lock.strip_prefix(prefix)?.parse().ok()?;
             (Self::new(prefix, &name).cell() == key).then_some(name)
         })
@@ -98,8 +114,12 @@ pub(super) fn written(claim: &Claim, clock_floor: u64, inbox: &str) -> String {
 }
 
 /// The value of a mutex that was just taken: `id:token:flag:ttl:note`, its token not written yet.
-pub(super) fn written_value(id: ClaimId, ttl: Duration, note: &Note, inbox: &str) -> String {
-    format!("{id}::0:{}:{}", ttl.as_millis(), written_note(note, inbox))
+pub(super) fn write_value(to: &mut String, id: ClaimId, ttl: Duration, note: &Note, inbox: &str) {
+    // Written for every lock that is taken: without the detours of formatting.
+    let _ = write!(to, "{id}::0:{}:{inbox}|", ttl.as_millis());
+    to.extend(note.by.chars().map(|c| if c == '|' { '/' } else { c }));
+    to.push('|');
+    to.push_str(&note.text);
 }
 
 /// `inbox|by|text`: where a holder is told of losses, and what others see of it.
@@ -124,7 +144,7 @@ pub(super) fn fresh_grant(token: Token, valid_until: Moment) -> Grant {
     Grant { key: token.get().to_be_bytes().to_vec(), ..grant(token, valid_until) }
 }
 
-/// Whether this token was granted together with the value that [`written_value`] writes.
+/// Whether this token was granted together with the value that [`write_value`] writes.
 pub(super) fn is_fresh(grant: &Grant) -> bool {
     grant.key == grant.token.get().to_be_bytes()
 }
@@ -138,7 +158,7 @@ mod tests {
         let keys = |name: &str| Keys::new("lockset:", &name.parse().unwrap());
         assert_eq!(keys("jobs/42").lock(), "lockset:jobs/42");
         assert_eq!(keys("jobs/42").fence(), "{lockset:jobs/42}:fence");
-        assert_eq!(keys("{user}/42").fence(), "lockset:{user}/42:fence");
+        assert_eq!(keys("{user}/42").fence(), "{user}:lockset:{user}/42:fence");
         assert_eq!(keys("{}/42").fence(), "{lockset:{}/42}:fence");
         for name in ["jobs/42", "{user}/42", "a}b{c}"] {
             let keys = keys(name);

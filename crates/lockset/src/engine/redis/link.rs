@@ -446,6 +446,11 @@ pub(super) fn judge(error: RedisError) -> Unanswered {
             let what = "the server's certificate is not trusted; check host name and `ca`";
             Unanswered::Refused(failed(what.to_owned(), false, Some(&error)))
         }
+        // TLS says why it ended: a missing or wrong certificate of ours, mostly.
+        None if error.to_string().contains("received fatal alert") => {
+            let what = format!("the server refuses the TLS connection: {error}");
+            Unanswered::Refused(failed(what, false, None))
+        }
         None if error.is_io_error() || error.is_connection_dropped() => {
             let what = format!("the connection failed: {error}");
             Unanswered::Unknown(failed(what, true, None))

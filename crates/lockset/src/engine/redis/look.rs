@@ -46,7 +46,7 @@ impl Core {
             for key in scan(&node, &format!("{begin}*"), "string").await? {
                 found.extend(Keys::name_of_lock(&self.prefix, &key));
             }
-            for pattern in [format!("{{{begin}*}}:cell"), format!("{begin}*:cell")] {
+            for pattern in [format!("{{{begin}*}}:cell"), format!("{{*}}:{begin}*:cell")] {
                 for key in scan(&node, &pattern, "hash").await? {
                     found.extend(Keys::name_of_cell(&self.prefix, &key));
                 }

@@ -71,6 +71,14 @@ impl Nodes {
         matches!(self.all, All::Cluster(_))
     }
 
+    /// The connection to take if there is one server only, and it is connected.
+    pub(super) fn at_hand(&self) -> Option<Arc<Up>> {
+        match &self.all {
+            All::One(node) => node.link.now().map(|main| node.nearest(main)),
+            All::Cluster(_) => None,
+        }
+    }
+
     /// The way of a request to the node that serves `slot`.
     pub(super) fn way(&self, slot: u16, patience: Duration) -> Way<'_> {
         Way { nodes: self, slot, until: Instant::now() + patience, pause: REDIRECTED.0 }
@@ -188,14 +196,10 @@ impl Node {
 
     /// The connection for a request that is made now: one on the caller's own runtime if it has
     /// many, for then no other thread has to be woken on the way.
-    pub(super) async fn nearest(
-        self: &Arc<Self>,
-        patience: Duration,
-    ) -> std::result::Result<Arc<Up>, Unanswered> {
-        let main = self.link.up(patience).await?;
-        let Ok(here) = Handle::try_current() else { return Ok(main) };
+    pub(super) fn nearest(self: &Arc<Self>, main: Arc<Up>) -> Arc<Up> {
+        let Ok(here) = Handle::try_current() else { return main };
         if here.id() == self.home.id() {
-            return Ok(main);
+            return main;
         }
         let mut beside = unpoisoned(&self.beside);
         if beside.len() >= MOST_BESIDE && !beside.contains_key(&here.id()) {
@@ -204,7 +208,7 @@ impl Node {
         let place = beside.entry(here.id()).or_insert(Beside::NotYet(0));
         match place {
             Beside::Open(up, of) if !up.is_over() && Arc::ptr_eq(of, &main) => {
-                return Ok(up.clone());
+                return up.clone();
             }
             Beside::Open(..) => *place = Beside::NotYet(0),
             Beside::Opening => {}
@@ -215,7 +219,7 @@ impl Node {
                 here.spawn(async move { node.open_beside(of).await });
             }
         }
-        Ok(main)
+        main
     }
 
     async fn open_beside(self: Arc<Self>, of: Arc<Up>) {

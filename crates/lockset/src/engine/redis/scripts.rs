@@ -80,10 +80,18 @@ impl Script {
         match command.query_async(connection).await {
             // It was not run.
             Err(error) if error.code() == Some("NOSCRIPT") => {
-                self.load().query_async::<Value>(connection).await?;
-                command.query_async(connection).await
+                Box::pin(self.load_and_run(command, connection)).await
             }
             answer => answer,
         }
+    }
+
+    async fn load_and_run(
+        &self,
+        command: &Cmd,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<Value, RedisError> {
+        self.load().query_async::<Value>(connection).await?;
+        command.query_async(connection).await
     }
 }

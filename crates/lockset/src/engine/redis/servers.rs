@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -147,19 +148,22 @@ impl Servers {
                 None => Client::open(info)?,
             };
             let mut connection = client.get_multiplexed_async_connection().await?;
-            let mut question = redis::cmd("SENTINEL");
-            question.arg("MASTER").arg(service);
-            question.query_async::<HashMap<String, String>>(&mut connection).await
+            // While it leads a failover a sentinel shows the old master beside the new epoch; only
+            // the address by name is the promoted one.
+            let mut questions = redis::pipe();
+            questions.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(service);
+            questions.cmd("SENTINEL").arg("MASTER").arg(service);
+            type Answers = (Option<(String, u16)>, HashMap<String, String>);
+            questions.query_async::<Answers>(&mut connection).await
         };
-        let facts = match tokio::time::timeout(SENTINEL, ask).await {
+        let (at, facts) = match tokio::time::timeout(SENTINEL, ask).await {
             Ok(facts) => facts.map_err(|error| judge(error).into_error())?,
             Err(_) => return Err(failed(format!("no answer within {SENTINEL:?}"), true, None)),
         };
         let number = |key: &str| facts.get(key).and_then(|text| text.parse::<u64>().ok());
-        let port = number("port").and_then(|port| u16::try_from(port).ok());
-        match (facts.get("ip"), port) {
-            (Some(host), Some(port)) => Ok(Master {
-                at: (host.clone(), port),
+        match at {
+            Some(at) => Ok(Master {
+                at,
                 epoch: number("config-epoch").unwrap_or(0),
                 replicas: number("num-slaves").and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
             }),
@@ -227,10 +231,13 @@ fn mannered(info: ConnectionInfo, protocol: redis::ProtocolVersion) -> Connectio
 
 /// Reads the certificates that the options name. Without any, the system's authorities count.
 fn certificates(options: &RedisOptions, is_tls: bool) -> Result<Option<TlsCertificates>> {
-    let read = |path: &std::path::Path| {
-        let shown = path.display().to_string();
-        std::fs::read(path)
-            .map_err(|error| Error::invalid("certificate file", &shown, error.to_string()))
+    let read = |path: &Path, what: &str| {
+        let bad = |why: String| Error::invalid("file", &path.display().to_string(), why);
+        let pem = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
+        match String::from_utf8_lossy(&pem).contains(&format!("{what}-----")) {
+            true => Ok(pem),
+            false => Err(bad(format!("it holds no {} in PEM form", what.to_lowercase()))),
+        }
     };
     let RedisOptions { ca, client_certificate, .. } = options;
     if ca.is_none() && client_certificate.is_none() {
@@ -243,10 +250,11 @@ fn certificates(options: &RedisOptions, is_tls: bool) -> Result<Option<TlsCertif
     let client_tls = match client_certificate {
         None => None,
         Some((cert, key)) => {
-            Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? })
+            let client_cert = read(cert, "CERTIFICATE")?;
+            Some(ClientTlsConfig { client_cert, client_key: read(key, "PRIVATE KEY")? })
         }
     };
-    let root_cert = ca.as_deref().map(read).transpose()?;
+    let root_cert = ca.as_deref().map(|path| read(path, "CERTIFICATE")).transpose()?;
     Ok(Some(TlsCertificates { client_tls, root_cert }))
 }
 

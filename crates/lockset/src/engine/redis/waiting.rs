@@ -96,6 +96,12 @@ impl Waiter {
         Self { claim, news: Notify::new(), facts: Mutex::default() }
     }
 
+    /// Nothing was asked for it yet.
+    pub(super) fn is_new(&self) -> bool {
+        let facts = self.facts();
+        facts.sent_before.is_none() && !facts.gone
+    }
+
     /// To be called before a request is sent that may queue this claim.
     pub(super) fn sending(&self, now: Moment) {
         self.facts().sent_before.get_or_insert(now);

@@ -1,0 +1,247 @@
+//! Locks of other libraries on the same key: ours exclude theirs, theirs exclude ours.
+//!
+//! redis-py is the real library in a process of its own; the others are played by
+//! `peers/peers.py`, which puts on the wire what they do.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use lockset::{Guard, Lockset};
+use lockset_testkit::python::Python;
+use lockset_testkit::stage::RedisServer;
+use lockset_testkit::steps::{is_free, lock, served, waiter};
+
+/// Signs of life then come every 500 ms.
+const TTL: Duration = Duration::from_secs(3);
+const PEERS: [&str; 5] = ["redis-py", "redsync", "bsm/redislock", "node-redlock", "rslock"];
+/// The end of a foreign lock is seen when its time is over, with some time for a busy machine.
+const SOON: Duration = Duration::from_secs(1);
+/// One that was given back before is seen by the next sign of life, likewise.
+const BY_SIGN_OF_LIFE: Duration = Duration::from_millis(1500);
+
+/// A server, two clients of ours on bare keys, and the peer.
+struct Meeting {
+    server: RedisServer,
+    ours: Lockset,
+    others: Lockset,
+    peer: Python,
+}
+
+impl Meeting {
+    async fn with(kind: &str) -> Self {
+        let server = RedisServer::start();
+        let (ours, others) = (client(&server).await, client(&server).await);
+        let peer = peer(kind, &server);
+        Self { server, ours, others, peer }
+    }
+
+    #[track_caller]
+    fn expect(&mut self, order: &str, answer: &str) {
+        assert_eq!(self.peer.ask(order), answer, "{order}");
+    }
+}
+
+async fn client(server: &RedisServer) -> Lockset {
+    let url = format!("{}?prefix=", server.url());
+    Lockset::builder(&url).ttl(TTL).connect().await.unwrap()
+}
+
+fn peer(kind: &str, server: &RedisServer) -> Python {
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/peers.py");
+    Python::start(&program, &[kind, &server.port().to_string()])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_holds_excludes_us_until_it_gives_back() {
+    for kind in PEERS {
+        let mut at = Meeting::with(kind).await;
+        at.expect("acquire jobs/42 20000", "yes");
+        assert!(!is_free(&at.ours, "jobs/42").await, "{kind}");
+        let reader = at.ours.rwlock("jobs/42").unwrap().try_read().await.unwrap();
+        assert!(reader.is_none(), "{kind} excludes readers");
+        let permit = at.ours.semaphore("jobs/42", 2).unwrap().try_acquire(1).await;
+        assert!(!matches!(permit, Ok(Some(_))), "{kind} excludes permits");
+        let (first, second) = (waiter(&at.ours, "jobs/42").await, waiter(&at.others, "jobs/42"));
+        let second = second.await;
+        at.expect("release jobs/42", "yes");
+        let guard = served(BY_SIGN_OF_LIFE, first).await;
+        at.expect("acquire jobs/42 20000", "no");
+        guard.release().await.unwrap();
+        let guard = served(SOON, second).await;
+        at.expect("acquire jobs/42 20000", "no");
+        guard.release().await.unwrap();
+        at.expect("acquire jobs/42 20000", "yes");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lock_of_a_peer_that_vanished_is_ours_when_its_time_is_over() {
+    for kind in PEERS {
+        let mut at = Meeting::with(kind).await;
+        at.expect("acquire vanished 1200", "yes");
+        let waiting = waiter(&at.ours, "vanished").await;
+        served(Duration::from_millis(1200) + SOON, waiting).await.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_extends_its_lock_keeps_it() {
+    for kind in PEERS {
+        let mut at = Meeting::with(kind).await;
+        at.expect("acquire extended 1000", "yes");
+        let mut waiting = waiter(&at.ours, "extended").await;
+        at.expect("extend extended 4000", "yes");
+        let early = tokio::time::timeout(Duration::from_millis(2500), &mut waiting).await;
+        assert!(early.is_err(), "{kind}: its first time to live was believed");
+        let guard = served(Duration::from_millis(1500) + SOON, waiting).await;
+        let late = at.peer.ask("extend extended 4000");
+        assert!(["no", "LockNotOwnedError"].contains(&late.as_str()), "{kind}: {late}");
+        guard.confirm().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_without_an_end_keeps_its_lock_until_it_gives_back() {
+    let mut at = Meeting::with("redis-py").await;
+    at.expect("acquire endless -", "yes");
+    let mut waiting = waiter(&at.ours, "endless").await;
+    let early = tokio::time::timeout(TTL + SOON, &mut waiting).await;
+    assert!(early.is_err(), "it was taken from its holder");
+    assert_eq!(at.server.ask(&["PTTL", "endless"]), "-1", "it was given an end");
+    at.expect("release endless", "yes");
+    served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+}
+
+/// The ways in which we can hold a lock.
+async fn holds(at: &Meeting, how: &str) -> Guard {
+    let name = "held";
+    match how {
+        "taken" => lock(&at.ours, name).await,
+        "handed over" => {
+            let guard = lock(&at.others, name).await;
+            let waiting = waiter(&at.ours, name).await;
+            guard.release().await.unwrap();
+            served(SOON, waiting).await
+        }
+        "renewed" => {
+            let guard = lock(&at.ours, name).await;
+            let early = tokio::time::timeout(TTL + SOON, guard.lost()).await;
+            assert!(early.is_err(), "it was renewed");
+            guard
+        }
+        "read" => at.ours.rwlock(name).unwrap().read().await.unwrap(),
+        "downgraded" => {
+            let guard = at.ours.rwlock(name).unwrap().write().await.unwrap();
+            guard.downgrade().await.unwrap();
+            guard
+        }
+        "permit" => at.ours.semaphore(name, 2).unwrap().acquire(1).await.unwrap(),
+        other => unreachable!("{other}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn we_exclude_peers_however_we_hold() {
+    for kind in PEERS {
+        let mut at = Meeting::with(kind).await;
+        let mut ways = vec!["taken", "handed over", "read", "downgraded", "permit"];
+        // A renewal takes its time, and leaves the same key for all of them.
+        ways.extend((kind == "redis-py").then_some("renewed"));
+        for how in ways {
+            let guard = holds(&at, how).await;
+            assert_eq!(at.peer.ask("acquire held 20000"), "no", "{kind}, {how}");
+            at.peer.say("wait held 20000 10");
+            guard.confirm().await.unwrap();
+            guard.release().await.unwrap();
+            assert_eq!(at.peer.hear(), "yes", "{kind}, {how}: it waited for our release");
+            assert_eq!(at.peer.ask("release held"), "yes", "{kind}, {how}: it is its own");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_cannot_give_back_or_extend_what_became_ours() {
+    for kind in PEERS {
+        let mut at = Meeting::with(kind).await;
+        at.expect("acquire late 200", "yes");
+        let guard = served(Duration::from_millis(200) + SOON, waiter(&at.ours, "late").await).await;
+        let refused = if kind == "redis-py" { "LockNotOwnedError" } else { "no" };
+        at.expect("extend late 20000", refused);
+        at.expect("release late", refused);
+        guard.confirm().await.unwrap();
+        assert!(!is_free(&at.others, "late").await, "{kind}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn we_cannot_give_back_or_renew_what_became_a_peers() {
+    for kind in PEERS {
+        let mut at = Meeting::with(kind).await;
+        let (released, renewed) = (lock(&at.ours, "late").await, lock(&at.ours, "later").await);
+        at.server.ask(&["DEL", "late", "later"]);
+        at.expect("acquire late 1000", "yes");
+        at.expect("acquire later 1000", "yes");
+        assert!(renewed.confirm().await.is_err(), "{kind}");
+        // Whatever it answers: it is the other's.
+        let _ = released.release().await;
+        at.expect("extend late 20000", "yes");
+        at.expect("release late", "yes");
+        at.expect("release later", "yes");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_looks_sees_that_a_peer_holds() {
+    for kind in PEERS {
+        let mut at = Meeting::with(kind).await;
+        at.expect("acquire seen 20000", "yes");
+        let state = at.ours.inspect("seen").await.unwrap();
+        assert_eq!(state.holders.len(), 1, "{kind}: {state:?}");
+        let listed = at.ours.list("").await.unwrap();
+        let names: Vec<_> = listed.iter().map(|state| state.name.as_str()).collect();
+        assert_eq!(names, ["seen"], "{kind}");
+    }
+}
+
+/// Ours wait in line and theirs ask again and again, and some of ours do as they do.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_both_count_is_lost() {
+    const EACH: u64 = 20;
+    let at = Meeting::with("redis-py").await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("count");
+    std::fs::write(&file, "0").unwrap();
+    let order = format!("count counted {} {EACH}", file.display());
+    let mut peers: Vec<_> = PEERS.iter().map(|kind| peer(kind, &at.server)).collect();
+    peers.iter_mut().for_each(|peer| peer.say(&order));
+    let clients = [(&at.ours, true), (&at.ours, false), (&at.others, true), (&at.others, false)];
+    let ours = clients.map(|(locks, in_line)| {
+        let (mutex, file) = (locks.mutex("counted").unwrap(), file.clone());
+        tokio::spawn(async move {
+            for _ in 0..EACH {
+                let guard = loop {
+                    match in_line {
+                        true => break mutex.lock().await.unwrap(),
+                        false => match mutex.try_lock().await.unwrap() {
+                            Some(guard) => break guard,
+                            None => tokio::time::sleep(Duration::from_millis(5)).await,
+                        },
+                    }
+                };
+                let count: u64 = std::fs::read_to_string(&file).unwrap().parse().unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                std::fs::write(&file, (count + 1).to_string()).unwrap();
+                guard.release().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        })
+    });
+    for task in ours {
+        task.await.unwrap();
+    }
+    let theirs = tokio::task::block_in_place(|| peers.iter_mut().all(|peer| peer.hear() == "yes"));
+    assert!(theirs, "a peer waited too long");
+    let count: u64 = std::fs::read_to_string(&file).unwrap().parse().unwrap();
+    assert_eq!(count, EACH * (clients.len() + PEERS.len()) as u64);
+}

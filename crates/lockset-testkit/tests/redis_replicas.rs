@@ -1,0 +1,193 @@
+//! Locks that so many replicas must have before they are handed out.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::time::{Duration, Instant};
+
+use lockset::{Guard, Lockset, Replicas, Terms};
+use lockset_testkit::stage::{RedisSentinel, RedisServer};
+use lockset_testkit::steps::{
+    assert_told, client, is_free, lock, served, state_with, until, waiter, within,
+};
+use rustix::process::Signal;
+use tokio::task::JoinHandle;
+
+const TTL: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(1);
+/// A refusal takes as long as an answer is waited for.
+const ANSWERED: Duration = Duration::from_secs(5);
+
+/// A service with a client, and one replica that was stopped.
+struct Scene {
+    servers: RedisSentinel,
+    ours: Lockset,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let servers = RedisSentinel::start();
+        let ours = client(&servers.url(), TTL).await;
+        Self { servers, ours }
+    }
+
+    fn master(&self) -> &RedisServer {
+        &self.servers.servers()[0]
+    }
+
+    fn replica(&self, signal: Signal) {
+        self.servers.servers()[2].signal(signal);
+    }
+
+    /// How often `WAIT` was run.
+    fn waits(&self) -> u64 {
+        let stats = self.master().ask(&["INFO", "commandstats"]);
+        let line = stats.lines().find(|line| line.starts_with("cmdstat_wait:"));
+        line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+    }
+}
+
+fn begin(locks: &Lockset, name: &str, replicas: Replicas) -> JoinHandle<lockset::Result<Guard>> {
+    let terms = Terms::default().replicas(replicas);
+    let mutex = locks.mutex(name).unwrap().with(terms).unwrap();
+    tokio::spawn(async move { mutex.lock_within(ANSWERED).await })
+}
+
+async fn try_with(
+    locks: &Lockset,
+    name: &str,
+    replicas: Replicas,
+) -> lockset::Result<Option<Guard>> {
+    let terms = Terms::default().replicas(replicas);
+    let mutex = locks.mutex(name).unwrap().with(terms).unwrap();
+    within(ANSWERED, "an answer", mutex.try_lock()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_few_replicas_refuse_and_leave_nothing() {
+    let at = Scene::new().await;
+    at.replica(Signal::STOP);
+    let refused = try_with(&at.ours, "refused", Replicas::AtLeast(2)).await.unwrap_err();
+    assert_told(&refused, &["1 of the 2 replicas"], true);
+    until("it is withdrawn", || at.master().ask(&["GET", "lockset:refused"]).is_empty());
+    let theirs = client(&at.servers.url(), TTL).await;
+    assert!(is_free(&theirs, "refused").await);
+    state_with(&theirs, "refused", |state| !state.is_used()).await;
+    at.replica(Signal::CONT);
+    let guard = try_with(&at.ours, "refused", Replicas::AtLeast(2)).await.unwrap();
+    guard.expect("all replicas answer again").release().await.unwrap();
+    let never = try_with(&at.ours, "refused", Replicas::AtLeast(3)).await.unwrap_err();
+    assert_told(&never, &["2 of the 3 replicas"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_without_a_policy_are_not_stalled() {
+    let at = Scene::new().await;
+    let kept = lock(&at.ours, "kept").await;
+    at.replica(Signal::STOP);
+    let before = at.waits();
+    let sure: Vec<_> =
+        (0..6).map(|n| begin(&at.ours, &format!("sure/{n}"), Replicas::AtLeast(2))).collect();
+    // They wait for the replica over connections of their own.
+    until("they wait", || at.master().ask(&["INFO", "clients"]).contains("blocked_clients:6"));
+    let began = Instant::now();
+    for number in 0..20 {
+        lock(&at.ours, &format!("plain/{number}")).await.release().await.unwrap();
+    }
+    kept.confirm().await.unwrap();
+    assert!(began.elapsed() < SOON, "they were stalled for {:?}", began.elapsed());
+    assert!(at.waits() <= before + 6, "only those with a policy wait");
+    for refused in sure {
+        assert!(within(ANSWERED * 2, "an answer", refused).await.unwrap().is_err());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_majority_does_without_one_replica() {
+    let at = Scene::new().await;
+    at.replica(Signal::STOP);
+    let before = at.waits();
+    let guard = try_with(&at.ours, "most", Replicas::Majority).await.unwrap().expect("it is free");
+    assert!(at.waits() > before, "it waited for the others");
+    guard.release().await.unwrap();
+    let by_default = client(&format!("{}?replicas=majority", at.servers.url()), TTL).await;
+    let before = at.waits();
+    lock(&by_default, "most").await.release().await.unwrap();
+    assert!(at.waits() > before, "it is the URL's policy");
+    at.servers.servers()[1].signal(Signal::STOP);
+    let refused = try_with(&at.ours, "most", Replicas::Majority).await.unwrap_err();
+    assert_told(&refused, &["0 of the 1 replicas"], true);
+}
+
+/// Replicas that ended are missing, not forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_majority_is_one_of_all_that_there_were() {
+    let at = Scene::new().await;
+    at.servers.servers()[1].kill();
+    at.servers.servers()[2].kill();
+    until("they are gone", || at.master().ask(&["INFO", "replication"]).contains("slaves:0"));
+    let refused = try_with(&at.ours, "alone", Replicas::Majority).await;
+    assert!(refused.is_err(), "the server alone is no majority");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_is_handed_over_is_waited_for_too() {
+    let at = Scene::new().await;
+    let theirs = client(&at.servers.url(), TTL).await;
+    let guard = lock(&theirs, "handed").await;
+    let waiting = begin(&at.ours, "handed", Replicas::AtLeast(2));
+    state_with(&theirs, "handed", |state| state.waiters.len() == 1).await;
+    let before = at.waits();
+    guard.release().await.unwrap();
+    let guard = served(SOON, waiting).await;
+    assert!(at.waits() > before, "it waited for the replicas");
+    guard.release().await.unwrap();
+}
+
+/// It is handed over on to whoever is next, and not kept until its lease ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_over_that_too_few_have_goes_on_to_the_next() {
+    let at = Scene::new().await;
+    let (theirs, last) =
+        (client(&at.servers.url(), TTL).await, client(&at.servers.url(), TTL).await);
+    let guard = lock(&theirs, "passed").await;
+    let picky = begin(&at.ours, "passed", Replicas::AtLeast(2));
+    state_with(&theirs, "passed", |state| state.waiters.len() == 1).await;
+    let waiting = waiter(&last, "passed").await;
+    at.replica(Signal::STOP);
+    guard.release().await.unwrap();
+    let refused = within(ANSWERED, "an answer", picky).await.unwrap().unwrap_err();
+    assert_told(&refused, &["1 of the 2 replicas"], true);
+    served(SOON * 2, waiting).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_policy_nothing_is_waited_for() {
+    let at = Scene::new().await;
+    let theirs = client(&at.servers.url(), TTL).await;
+    let before = at.waits();
+    let guard = lock(&at.ours, "plain").await;
+    let waiting = waiter(&theirs, "plain").await;
+    guard.confirm().await.unwrap();
+    guard.release().await.unwrap();
+    served(SOON, waiting).await.release().await.unwrap();
+    let none = try_with(&at.ours, "plain", Replicas::None).await.unwrap().expect("it is free");
+    none.release().await.unwrap();
+    at.ours.rwlock("read").unwrap().read().await.unwrap().release().await.unwrap();
+    assert_eq!(at.waits(), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_and_permits_are_waited_for_too() {
+    let at = Scene::new().await;
+    at.replica(Signal::STOP);
+    let terms = || Terms::default().replicas(Replicas::AtLeast(2));
+    let readers = at.ours.rwlock("read").unwrap().with(terms()).unwrap();
+    let refused = within(ANSWERED, "an answer", readers.try_read()).await.unwrap_err();
+    assert_told(&refused, &["1 of the 2 replicas"], true);
+    let permits = at.ours.semaphore("permits", 2).unwrap().with(terms()).unwrap();
+    let refused = within(ANSWERED, "an answer", permits.try_acquire(1)).await.unwrap_err();
+    assert_told(&refused, &["1 of the 2 replicas"], true);
+    let theirs = client(&at.servers.url(), TTL).await;
+    for name in ["read", "permits"] {
+        state_with(&theirs, name, |state| !state.is_used()).await;
+    }
+}

@@ -1,0 +1,423 @@
+//! What keeps strangers out of a Redis server, and secrets in: TLS, passwords, names.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use lockset::engine::redis::{Redis, RedisOptions};
+use lockset::{Break, Error, Lockset};
+use lockset_testkit::stage::RedisServer;
+use lockset_testkit::steps::{assert_told, is_free, lock, served, told, until, waiter, within};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    date_time_ymd,
+};
+
+const TTL: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_secs(1);
+/// A refusal is an answer: nobody waits longer for it than for a connection.
+const ANSWERED: Duration = Duration::from_secs(8);
+/// Part of every secret here, so that it is found wherever it is shown.
+const MARK: &str = "xyzzy";
+
+/// An authority of our own, and what it signs, in a folder of their own.
+struct Authority {
+    folder: tempfile::TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // Unlike the names of what it signs, which would otherwise look self-signed.
+        params.distinguished_name.push(DnType::CommonName, "the authority");
+        let folder = tempfile::tempdir().unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        std::fs::write(folder.path().join("ca.pem"), certificate.pem()).unwrap();
+        Self { folder, issuer: Issuer::new(params, key) }
+    }
+
+    fn ca(&self) -> String {
+        self.file("ca.pem").display().to_string()
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a certificate and its key, and gives back where they are.
+    fn sign(&self, who: &str, change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new([who.to_owned()]).unwrap();
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        change(&mut params);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let [pem, secret] = ["pem", "key"].map(|end| self.file(&format!("{who}.{end}")));
+        std::fs::write(&pem, certificate.pem()).unwrap();
+        std::fs::write(&secret, key.serialize_pem()).unwrap();
+        (pem.display().to_string(), secret.display().to_string())
+    }
+
+    /// A server with a certificate of this authority that asks clients for theirs, or not.
+    fn server(&self, (certificate, key): (String, String), clients: &str) -> RedisServer {
+        RedisServer::start_tls(&[
+            "--tls-cert-file",
+            &certificate,
+            "--tls-key-file",
+            &key,
+            "--tls-ca-cert-file",
+            &self.ca(),
+            "--tls-auth-clients",
+            clients,
+        ])
+    }
+}
+
+fn tls_url(server: &RedisServer, options: &str) -> String {
+    format!("rediss://127.0.0.1:{}{options}", server.port())
+}
+
+/// The error of a connection that is refused, in good time.
+async fn refused(url: &str) -> Error {
+    within(ANSWERED, "a refusal", Lockset::connect(url)).await.unwrap_err()
+}
+
+async fn client(url: &str) -> Lockset {
+    let connected = within(ANSWERED, "a connection", Lockset::builder(url).ttl(TTL).connect());
+    connected.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_an_unknown_authority_is_refused() {
+    let (ours, other) = (Authority::new(), Authority::new());
+    let server = ours.server(ours.sign("127.0.0.1", |_| {}), "no");
+    let nobody = refused(&tls_url(&server, "")).await;
+    assert_told(&nobody, &["UnknownIssuer", "unknown issuer"], false);
+    let somebody_else = refused(&tls_url(&server, &format!("?ca={}", other.ca()))).await;
+    assert_told(&somebody_else, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_the_named_authority_is_used_and_found_again() {
+    let authority = Authority::new();
+    let signed = authority.sign("127.0.0.1", |_| {});
+    let server = authority.server(signed, "no");
+    let url = tls_url(&server, &format!("?ca={}&prefix=tls:", authority.ca()));
+    let (ours, theirs) = (client(&url).await, client(&url).await);
+    let guard = lock(&ours, "sealed").await;
+    let waiting = waiter(&theirs, "sealed").await;
+    guard.release().await.unwrap();
+    let guard = served(SOON, waiting).await;
+    server.restart();
+    within(TTL, "the loss is told", guard.lost()).await;
+    lock(&theirs, "sealed").await.release().await.unwrap();
+    ours.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_for_another_host_is_refused() {
+    let authority = Authority::new();
+    let server = authority.server(authority.sign("other.example", |_| {}), "no");
+    let error = refused(&tls_url(&server, &format!("?ca={}", authority.ca()))).await;
+    assert_told(&error, &["NotValidForName", "not valid for name"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_whose_time_is_over_is_refused() {
+    let authority = Authority::new();
+    let expired = authority.sign("127.0.0.1", |params| {
+        params.not_before = date_time_ymd(2001, 1, 1);
+        params.not_after = date_time_ymd(2002, 1, 1);
+    });
+    let server = authority.server(expired, "no");
+    let error = refused(&tls_url(&server, &format!("?ca={}", authority.ca()))).await;
+    assert_told(&error, &["Expired", "expired"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let server = authority.server(authority.sign("127.0.0.1", |_| {}), "yes");
+    let with = |(cert, key): &(String, String)| {
+        tls_url(&server, &format!("?ca={}&cert={cert}&key={key}", authority.ca()))
+    };
+    let (ours, strange) = (authority.sign("client", |_| {}), other.sign("client", |_| {}));
+    let nobody = refused(&tls_url(&server, &format!("?ca={}", authority.ca()))).await;
+    assert_told(&nobody, &["ertificate"], false);
+    let stranger = refused(&with(&strange)).await;
+    assert_told(&stranger, &["ertificate", "UnknownCa", "UnknownCA", "unknown CA"], false);
+    assert!(is_free(&client(&with(&ours)).await, "known").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_are_missing_or_something_else_are_named() {
+    let authority = Authority::new();
+    let (certificate, key) = authority.sign("127.0.0.1", |_| {});
+    let server = authority.server((certificate.clone(), key.clone()), "no");
+    let missing = authority.file("missing.pem").display().to_string();
+    let garbage = authority.file("garbage.pem").display().to_string();
+    std::fs::write(&garbage, "not a certificate").unwrap();
+    let ca = authority.ca();
+    for (options, file) in [
+        (format!("?ca={missing}"), &missing),
+        (format!("?ca={garbage}"), &garbage),
+        (format!("?ca={ca}&cert={missing}&key={key}"), &missing),
+        (format!("?ca={ca}&cert={certificate}&key={missing}"), &missing),
+        (format!("?ca={ca}&cert={certificate}&key={garbage}"), &garbage),
+    ] {
+        let error = refused(&tls_url(&server, &options)).await;
+        assert_told(&error, &[file], false);
+    }
+    let half = refused(&tls_url(&server, &format!("?ca={ca}&cert={certificate}"))).await;
+    assert_told(&half, &["key"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_and_plain_do_not_hang_on_each_other() {
+    let authority = Authority::new();
+    let sealed = authority.server(authority.sign("127.0.0.1", |_| {}), "no");
+    let plain = RedisServer::start();
+    refused(&format!("redis://127.0.0.1:{}", sealed.port())).await;
+    refused(&tls_url(&plain, "")).await;
+    let unsealed = refused(&format!("{}?ca={}", plain.url(), authority.ca())).await;
+    assert!(matches!(unsealed, Error::Invalid { .. }), "it is not sealed: {}", told(&unsealed));
+}
+
+/// All that any test of this file traces.
+fn traced() -> &'static Log {
+    static LOG: OnceLock<Log> = OnceLock::new();
+    LOG.get_or_init(|| {
+        let log = Log::default();
+        let writer = log.clone();
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .init();
+        log
+    })
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The secret is in no word of this.
+#[track_caller]
+fn assert_hidden(shown: &str) {
+    assert!(!shown.contains(MARK), "a secret is shown: {shown}");
+}
+
+#[track_caller]
+fn assert_hidden_in(error: &Error) {
+    assert_hidden(&format!("{} {error:?} {error:#?}", told(error)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_is_used_and_never_shown() {
+    let log = traced();
+    let secret = format!("{MARK}@/?#%");
+    let server = RedisServer::start();
+    let rules = [&format!(">{secret}"), "~*", "&*", "+@all"];
+    assert_eq!(server.ask(&[&["ACL", "SETUSER", "worker", "on"], &rules[..]].concat()), "OK");
+    server.ask(&["CONFIG", "SET", "requirepass", MARK]);
+    let address = format!("127.0.0.1:{}", server.port());
+    let escaped = format!("{MARK}%40%2F%3F%23%25");
+    let url = format!("redis://worker:{escaped}@{address}");
+
+    let ours = client(&url).await;
+    let guard = lock(&ours, "seen").await;
+    let options = RedisOptions { url: url.clone(), ..RedisOptions::default() };
+    let engine = Redis::connect(options.clone()).await.unwrap();
+    let builder = Lockset::builder(&url);
+    assert_hidden(&format!("{ours:?} {guard:?} {builder:?} {options:?} {engine:?}"));
+    assert_hidden(&format!("{:?}", ours.inspect("seen").await.unwrap()));
+
+    for user in [format!("worker:{MARK}"), format!("nobody:{escaped}"), format!(":{MARK}-wrong")] {
+        let error = refused(&format!("redis://{user}@{address}")).await;
+        assert_told(&error, &["check user, password and ACL rules"], false);
+        assert_hidden_in(&error);
+    }
+
+    // Nor when it is changed under a client that lives.
+    server.ask(&["-a", MARK, "ACL", "SETUSER", "worker", "resetpass", ">another"]);
+    server.ask(&["-a", MARK, "CLIENT", "KILL", "USER", "worker"]);
+    let error = ours.mutex("other").unwrap().lock_within(SOON).await.unwrap_err();
+    assert_hidden_in(&error);
+    guard.lost().await;
+    assert_hidden(&format!("{guard:?}"));
+    let traced = log.text();
+    assert!(traced.contains("lockset"), "something was traced: {traced}");
+    assert_hidden(&traced);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_url_that_is_wrong_is_not_repeated() {
+    let log = traced();
+    let secrets = [format!("user:{MARK}@"), format!(":{MARK}@"), format!("{MARK}@")];
+    let schemes =
+        ["redis://", "rediss://", "redis+sentinel://", "redis+cluster://", "redsi://", "//", ""];
+    let wrong = ["", "host:port", "127.0.0.1:99999", "[::1", "127.0.0.1:1/x/y/z", "h?wrong=option"];
+    for secret in &secrets {
+        for scheme in schemes {
+            for rest in wrong {
+                let url = format!("{scheme}{secret}{rest}");
+                assert_hidden_in(&refused(&url).await);
+                assert_hidden(&format!("{:?}", Lockset::builder(&url)));
+            }
+        }
+    }
+    let options = refused(&format!("redis://127.0.0.1:1?{MARK}={MARK}")).await;
+    assert!(matches!(options, Error::Invalid { .. }), "{options}");
+    assert_hidden(&log.text());
+}
+
+/// Names that look like something else: patterns, keys beside a lock, hash tags, channels.
+const ODD_NAMES: [&str; 30] = [
+    "x",
+    "x:fence",
+    "x:queue",
+    "x:waiters",
+    "x:holders",
+    "x:held",
+    "x:cell",
+    "x:mark:00000000000000000000000000000000",
+    "{x}",
+    "{x}/y",
+    "{x}/y:z",
+    "{a:x}",
+    "inbox",
+    "inbox:0123456789abcdef",
+    "b:x",
+    "a:x",
+    "*",
+    "**",
+    "x*",
+    "?",
+    "[x]",
+    "[^y]",
+    "\\x",
+    "\\*",
+    "{",
+    "}",
+    "{}",
+    "}{",
+    "a'b\"c",
+    "grün |;,=",
+];
+
+async fn client_of(server: &RedisServer, prefix: &str) -> Lockset {
+    client(&format!("{}?prefix={prefix}", server.url())).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_name_leaves_its_prefix_or_meets_another() {
+    let server = RedisServer::start();
+    let (ours, theirs) = (client_of(&server, "a:").await, client_of(&server, "b:").await);
+    let queueing = client_of(&server, "a:").await;
+    let mut guards = Vec::new();
+    let mut waiting = Vec::new();
+    for name in ODD_NAMES {
+        let taken = ours.mutex(name).unwrap().try_lock().await.unwrap();
+        guards.push(taken.unwrap_or_else(|| panic!("{name} is another's")));
+        waiting.push(waiter(&queueing, name).await);
+    }
+    let keys = server.ask(&["KEYS", "*"]);
+    for key in keys.lines() {
+        let beside = key.starts_with("{a:") || (key.starts_with('{') && key.contains("}:a:"));
+        assert!(key.starts_with("a:") || beside, "{key} left its prefix");
+    }
+    for channel in server.ask(&["PUBSUB", "CHANNELS"]).lines() {
+        assert!(["a:inbox:", "b:inbox:"].iter().any(|own| channel.starts_with(own)), "{channel}");
+    }
+    assert_eq!(names(&theirs, "").await, Vec::<String>::new());
+    let mut listed = names(&ours, "").await;
+    let mut expected = ODD_NAMES.map(str::to_owned).to_vec();
+    listed.sort();
+    expected.sort();
+    assert_eq!(listed, expected);
+    for prefix in ["*", "[", "?", "\\", "{", "x"] {
+        let expected = ODD_NAMES.iter().filter(|name| name.starts_with(prefix)).count();
+        assert_eq!(names(&ours, prefix).await.len(), expected, "{prefix}");
+    }
+    for (guard, waiting) in guards.into_iter().zip(waiting) {
+        let name = guard.name().clone();
+        guard.release().await.unwrap();
+        let next = served(SOON, waiting).await;
+        assert_eq!(next.name(), &name);
+        next.release().await.unwrap();
+    }
+    assert_eq!(names(&ours, "").await, Vec::<String>::new());
+}
+
+async fn names(locks: &Lockset, prefix: &str) -> Vec<String> {
+    let listed = locks.list(prefix).await.unwrap();
+    listed.into_iter().map(|state| state.name.as_str().to_owned()).collect()
+}
+
+/// A name with a hash tag keeps it, so the keys beside its lock begin like a name. Two such names
+/// are two locks, or the second is refused as a name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tagged_name_does_not_meet_the_keys_beside_another() {
+    let server = RedisServer::start();
+    let (ours, theirs) = (client_of(&server, "a:").await, client_of(&server, "a:").await);
+    let ends = ["fence", "queue", "waiters", "holders", "held", "cell"];
+    for (number, end) in ends.iter().enumerate() {
+        let plain = format!("{{tag}}/{number}");
+        let beside = format!("{plain}:{end}");
+        let guard = lock(&ours, &plain).await;
+        let waiting = waiter(&theirs, &plain).await;
+        match ours.mutex(&beside) {
+            Err(error) => assert!(matches!(error, Error::Invalid { .. }), "{error}"),
+            Ok(mutex) => match mutex.try_lock().await {
+                Err(error) => assert!(matches!(error, Error::Invalid { .. }), "{beside}: {error}"),
+                Ok(taken) => {
+                    taken.unwrap_or_else(|| panic!("{beside} is free")).release().await.unwrap();
+                }
+            },
+        }
+        guard.confirm().await.unwrap();
+        guard.release().await.unwrap();
+        served(SOON, waiting).await.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn breaking_a_pattern_breaks_one_lock() {
+    let server = RedisServer::start();
+    let ours = client_of(&server, "a:").await;
+    let (pattern, other) = (lock(&ours, "*").await, lock(&ours, "spared").await);
+    assert_eq!(ours.force_release("*", Break::Now).await.unwrap().len(), 1);
+    within(SOON, "it is told", pattern.lost()).await;
+    other.confirm().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_could_end_a_line_are_refused() {
+    let server = RedisServer::start();
+    let ours = client_of(&server, "a:").await;
+    for name in ["a\r\nFLUSHALL", "a\nb", "a\0b", "a\tb", "", " a", "../a", "a/../b", "a//b"] {
+        assert!(matches!(ours.mutex(name), Err(Error::Invalid { .. })), "{name:?}");
+    }
+    until("nothing was sent", || server.ask(&["DBSIZE"]) == "0");
+}
