@@ -28,6 +28,9 @@ use crate::guard::{Ask, Hold, Step};
 use crate::hash::FastMap;
 use crate::mutual::unpoisoned;
 
+/// How long an idle loop looks as if it had something to do soon; shorter than any first look that
+/// matters.
+const LINGER: Duration = Duration::from_secs(1);
 /// A client that is dropped without `close` gives its background work this long to finish.
 const LAST_ORDERS: Duration = Duration::from_secs(2);
 
@@ -266,6 +269,7 @@ async fn keep(desk: Arc<Desk>, engine: Arc<dyn Engine>) {
     let mut signals = engine.signals().fuse();
     let mut running = FuturesUnordered::new();
     let mut last_orders = Moment::NEVER;
+    let mut lingers = false;
     loop {
         let now = desk.clock.now();
         let (due, looks_at) = {
@@ -285,6 +289,9 @@ async fn keep(desk: Arc<Desk>, engine: Arc<dyn Engine>) {
                 desk.idle.notify_waiters();
             }
             let next = book.due.first().map_or(Moment::NEVER, |(at, _)| *at).min(last_orders);
+            // Woken for a hold that is gone already: others like it need not wake the loop again.
+            lingers = !lingers && next == Moment::NEVER && !desk.clock.is_virtual();
+            let next = if lingers { now + LINGER } else { next };
             book.looks_at = Some(next);
             (due, next)
         };

@@ -136,7 +136,7 @@ impl Up {
         patience: Duration,
     ) -> Acted {
         if !self.crowd.allowed || !request.is_usual() {
-            return self.act_alone(&scripts.act, request, patience).await;
+            return Box::pin(self.act_alone(&scripts.act, request, patience)).await;
         }
         let answer = {
             let mut line = self.crowd.line();
@@ -151,7 +151,7 @@ impl Up {
         };
         let Some(answer) = answer else {
             let _turn = Turn { up: self, scripts };
-            return self.act_alone(&scripts.act, request, patience).await;
+            return Box::pin(self.act_alone(&scripts.act, request, patience)).await;
         };
         let answer = match patience < PATIENCE {
             true => Box::pin(tokio::time::timeout(patience, answer)).await.ok(),

@@ -15,24 +15,32 @@ const LONGEST_PLACE: Duration = Duration::from_secs(5);
 /// The keys of one name, all in one hash slot.
 #[derive(Debug)]
 pub(super) struct Keys {
-    lock: String,
     /// What the others begin with: never as a lock does, and in the same slot. A name that has a
     /// hash tag of its own keeps it.
     beside: String,
+    /// Where in it the key of the lock itself stands.
+    lock: std::ops::Range<usize>,
 }
 
 impl Keys {
     pub(super) fn new(prefix: &str, name: &Name) -> Self {
-        let lock = [prefix, name.as_str()].concat();
-        let beside = match tag(&lock) {
-            Some(tag) => format!("{{{tag}}}:{lock}"),
-            None => format!("{{{lock}}}"),
-        };
-        Self { lock, beside }
+        let len = prefix.len() + name.as_str().len();
+        let mut beside = String::with_capacity(2 * len + 4);
+        for part in ["{", prefix, name.as_str()] {
+            beside.push_str(part);
+        }
+        if let Some(tag) = tag(&beside[1..]).map(str::to_owned) {
+            beside.insert_str(1, "}:");
+            beside.insert_str(1, &tag);
+            let start = tag.len() + 3;
+            return Self { lock: start..start + len, beside };
+        }
+        beside.push('}');
+        Self { lock: 1..1 + len, beside }
     }
 
     pub(super) fn lock(&self) -> &str {
-        &self.lock
+        &self.beside[self.lock.clone()]
     }
 
     pub(super) fn queue(&self) -> String {
@@ -64,7 +72,7 @@ impl Keys {
 
     /// Where all of them are in a cluster; `None` if the name has braces that tear them apart.
     pub(super) fn slot(&self) -> Option<u16> {
-        let slot_of_all = slot(&self.lock);
+        let slot_of_all = slot(self.lock());
         (slot(&self.fence()) == slot_of_all).then_some(slot_of_all)
     }
 
