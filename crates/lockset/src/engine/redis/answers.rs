@@ -27,7 +27,7 @@ pub(super) enum Standing {
     Clash(String),
 }
 
-/// The answer of `act.lua` to a claim, and of `heartbeat.lua`.
+/// The answer of `take.lua` and `heartbeat.lua`.
 pub(super) fn standing(value: &Value) -> Result<Standing> {
     if let Value::Int(token) = value {
         return Ok(Standing::GrantedNow(u64::try_from(*token).unwrap_or(0)));

@@ -434,10 +434,8 @@ impl Core {
             doubt.and_then(|next| self.dirty().remove(&next.id));
         }
         let (given, taken) = acted.map_err(Unanswered::into_error)?;
-        match given {
-            Some(Value::Int(1)) => {}
-            Some(Value::Array(why)) => return Err(link::told(&word(&why, 1)?)),
-            _ => return Err(Error::NotHeld { name: claim.name.clone() }),
+        if given != Some(Value::Int(1)) {
+            return Err(Error::NotHeld { name: claim.name.clone() });
         }
         let (Some(waiter), Some(answer)) = (waiter, taken) else { return Ok(None) };
         match self.take_answer(&waiter, sent, &answer) {

@@ -3,7 +3,7 @@
 //! A request that finds its connection idle goes alone, at once. Those that come while it is under
 //! way wait for each other, and leave in one script when it is back: a crowd costs the server
 //! little more than its commands. Together they get the usual case only; one whose lock is not as
-//! expected then asks alone.
+//! expected then goes alone.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub(super) struct Take {
 }
 
 impl Request {
-    /// Whether the usual case of `act.lua` may be enough for it.
+    /// Whether the usual case may be enough for it.
     fn is_usual(&self) -> bool {
         self.give.as_ref().is_none_or(|give| give.note.is_some())
             && self.take.as_ref().is_none_or(|take| take.waiter.claim.is_plain())
@@ -72,7 +72,7 @@ impl Request {
 }
 
 impl Claim {
-    /// What the usual case of `act.lua` can take.
+    /// What the usual case can take.
     fn is_plain(&self) -> bool {
         self.mode == Mode::Exclusive && self.floor.is_none()
     }
@@ -142,7 +142,7 @@ impl Up {
         patience: Duration,
     ) -> Acted {
         if !self.crowd.allowed || !request.is_usual() {
-            return Box::pin(self.act_alone(&scripts.act, request, patience)).await;
+            return Box::pin(self.act_alone(scripts, request, patience)).await;
         }
         let answer = {
             let mut line = self.crowd.line();
@@ -157,7 +157,7 @@ impl Up {
         };
         let Some(answer) = answer else {
             let _turn = Turn { up: self, scripts };
-            return Box::pin(self.act_alone(&scripts.act, request, patience)).await;
+            return Box::pin(self.act_alone(scripts, request, patience)).await;
         };
         let answer = match patience < PATIENCE {
             true => Box::pin(tokio::time::timeout(patience, answer)).await.ok(),
@@ -166,9 +166,11 @@ impl Up {
         };
         match answer {
             // Not the usual case.
-            Some(Ok(Ok((Some(Value::Nil), _) | (_, Some(Value::Nil))))) => {
-                Box::pin(self.act_alone(&scripts.act, request, patience)).await
+            Some(Ok(Ok((Some(Value::Nil), _) | (None, Some(Value::Nil))))) => {
+                Box::pin(self.act_alone(scripts, request, patience)).await
             }
+            // Given back already; the next asks for itself.
+            Some(Ok(Ok((given, Some(Value::Nil))))) => Ok((given, None)),
             Some(Ok(acted)) => acted,
             // Perhaps sent, perhaps not.
             _ => {
@@ -178,57 +180,98 @@ impl Up {
         }
     }
 
-    async fn act_alone(
-        &self,
-        script: &Script,
-        request: &Arc<Request>,
-        patience: Duration,
-    ) -> Acted {
-        let answers = self.send(script, std::slice::from_ref(request), patience).await?;
-        Ok(answers.into_iter().next().unwrap_or_default())
+    async fn act_alone(&self, scripts: &Scripts, request: &Request, patience: Duration) -> Acted {
+        let (script, command) = self.written(scripts, request);
+        let mut connection = self.connection.clone();
+        let answer = self.answer(patience, script.run(&command, &mut connection)).await?;
+        Ok(match (&request.give, &request.take, answer) {
+            (Some(_), None, answer) => (Some(answer), None),
+            (None, _, answer) => (None, Some(answer)),
+            (Some(_), Some(_), Value::Array(both)) => {
+                let mut both = both.into_iter();
+                (both.next(), both.next())
+            }
+            (Some(_), Some(_), other) => (Some(other), None),
+        })
     }
 
-    /// Runs `act.lua` for these requests. One answer for each, in their order.
+    /// The command of a request that goes alone, as `take.lua`, `give.lua` and `pass.lua` read it.
+    fn written<'s>(&self, scripts: &'s Scripts, request: &Request) -> (&'s Script, Cmd) {
+        let keys = &request.keys;
+        // A cluster must know all keys: see `Core::declared`.
+        let others = match (self.crowd.allowed, request.claim()) {
+            (false, Some(id)) => keys.others(id).to_vec(),
+            _ => Vec::new(),
+        };
+        let (script, count) = match (&request.give, &request.take) {
+            (Some(_), None) => (&scripts.give, 2),
+            (None, _) => (&scripts.take, 3),
+            (Some(_), Some(_)) => (&scripts.pass, 3),
+        };
+        let mut command = script.call(count + others.len());
+        let mut text = String::with_capacity(256);
+        command.arg(keys.lock());
+        if request.take.is_some() {
+            command.arg(keys.beside_in(&mut text, "fence"));
+        }
+        command.arg(keys.beside_in(&mut text, "queue")).arg(&others);
+        if let Some(Take { waiter, waits }) = &request.take {
+            let claim = &waiter.claim;
+            let note = claim.is_plain().then_some(&claim.note);
+            command.arg(self.value(&mut text, claim.id, claim.ttl, note));
+            command.arg(claim.ttl.as_millis() as u64).arg(self.floor).arg(claim.id.to_string());
+            command.arg(keys::written(claim, self.floor, &self.inbox)).arg(u8::from(*waits));
+        }
+        if let Some(Give { id, token, ttl, note }) = &request.give {
+            command.arg(self.value(&mut text, *id, *ttl, note.as_ref()));
+            command.arg(id.to_string()).arg(token.get());
+        }
+        (script, command)
+    }
+
+    /// The value of a mutex that was just taken; nothing if it is not one.
+    fn value<'t>(
+        &self,
+        text: &'t mut String,
+        id: ClaimId,
+        ttl: Duration,
+        note: Option<&Note>,
+    ) -> &'t str {
+        text.clear();
+        if let Some(note) = note {
+            keys::write_value(text, id, ttl, note, &self.inbox);
+        }
+        text
+    }
+
+    /// Runs `crowd.lua` for these requests. One answer for each, in their order.
     async fn send(
         &self,
         script: &Script,
         requests: &[Arc<Request>],
-        patience: Duration,
     ) -> Result<Vec<Both>, Unanswered> {
-        let command = self.written(script, requests);
+        let command = self.written_together(script, requests);
         let mut connection = self.connection.clone();
-        let sent = script.run(&command, &mut connection);
-        sorted(requests, self.answer(patience, sent).await)
+        sorted(requests, self.answer(PATIENCE, script.run(&command, &mut connection)).await)
     }
 
-    /// The command, as `act.lua` reads it.
-    fn written(&self, script: &Script, requests: &[Arc<Request>]) -> Cmd {
+    /// The command, as `crowd.lua` reads it.
+    fn written_together(&self, script: &Script, requests: &[Arc<Request>]) -> Cmd {
         let gives = || requests.iter().filter_map(|one| one.give.as_ref().map(|give| (one, give)));
         let takes = || requests.iter().filter_map(|one| one.take.as_ref().map(|take| (one, take)));
         let (given, taken) = (gives().count(), takes().count());
-        let alone = requests.len() == 1;
-        // A cluster must know all keys: see `Core::declared`.
-        let others = match requests {
-            [one] if !self.crowd.allowed => one.claim().map(|id| one.keys.others(id)),
-            _ => None,
-        };
-        let others = others.as_ref().map(|others| &others[..]).unwrap_or_default();
-        let mut command = script.call(given + 3 * taken + others.len() + usize::from(alone));
+        let mut command = script.call(given + 3 * taken);
         for (one, _) in gives() {
             command.arg(one.keys.lock());
         }
         for (one, _) in takes() {
             command.arg(one.keys.lock());
         }
-        let mut text = String::with_capacity(128);
+        let mut text = String::with_capacity(256);
         for (one, _) in takes() {
             command.arg(one.keys.beside_in(&mut text, "fence"));
         }
         for (one, _) in takes() {
-            command.arg(one.keys.beside_in(&mut text, "queue"));
-        }
-        command.arg(others);
-        if let [one] = requests {
             command.arg(one.keys.beside_in(&mut text, "queue"));
         }
         let both = requests.iter().filter(|request| request.is_both()).count();
@@ -236,29 +279,11 @@ impl Up {
         let numbers = [given as u64, taken as u64, both as u64, ttl.as_millis() as u64];
         command.arg(self.floor).arg(&numbers);
         for (_, Give { id, ttl, note, .. }) in gives() {
-            text.clear();
-            if let Some(note) = note {
-                keys::write_value(&mut text, *id, *ttl, note, &self.inbox);
-            }
-            command.arg(&text);
+            command.arg(self.value(&mut text, *id, *ttl, note.as_ref()));
         }
         for (_, Take { waiter, .. }) in takes() {
             let Claim { id, ttl, note, .. } = &waiter.claim;
-            text.clear();
-            if waiter.claim.is_plain() {
-                keys::write_value(&mut text, *id, *ttl, note, &self.inbox);
-            }
-            command.arg(&text);
-        }
-        if alone {
-            gives().for_each(|(_, give)| {
-                command.arg(give.id.to_string()).arg(give.token.get());
-            });
-            for (_, Take { waiter, waits }) in takes() {
-                let body = keys::written(&waiter.claim, self.floor, &self.inbox);
-                command.arg(waiter.claim.id.to_string());
-                command.arg(format!("{}{body}", u8::from(*waits)));
-            }
+            command.arg(self.value(&mut text, *id, *ttl, Some(note)));
         }
         command
     }
@@ -315,7 +340,7 @@ async fn lead(mut leading: Leading, scripts: Arc<Scripts>) {
         if requests.is_empty() {
             continue;
         }
-        match up.send(&scripts.act, &requests, PATIENCE).await {
+        match up.send(&scripts.crowd, &requests).await {
             Ok(answers) => tell.into_iter().zip(answers).for_each(|(tell, answer)| {
                 let _ = tell.send(Ok(answer));
             }),

@@ -8,7 +8,10 @@ use redis::{Cmd, RedisError, ToRedisArgs, Value};
 /// All that is decided on the server.
 #[derive(Debug)]
 pub(super) struct Scripts {
-    pub(super) act: Script,
+    pub(super) take: Script,
+    pub(super) give: Script,
+    pub(super) pass: Script,
+    pub(super) crowd: Script,
     pub(super) heartbeat: Script,
     pub(super) renew: Script,
     pub(super) finish: Script,
@@ -24,9 +27,13 @@ impl Scripts {
         let common = include_str!("common.lua");
         let new = |code: String| Script::new(code.replace("FENCE_IDLE_MS", &idle));
         let script = |body: &str| new(format!("{common}\n{body}"));
-        let (usual, rest) = (include_str!("act.lua"), include_str!("act_rest.lua"));
+        // The usual case, what it needs otherwise, and then the rest.
+        let usual = |usual: &str, rest: &str| new(format!("{usual}\n{common}\n{rest}"));
         Self {
-            act: new(format!("{usual}\n{common}\n{rest}")),
+            take: usual(include_str!("take.lua"), include_str!("take_rest.lua")),
+            give: usual(include_str!("give.lua"), include_str!("give_rest.lua")),
+            pass: usual(include_str!("pass.lua"), include_str!("pass_rest.lua")),
+            crowd: new(include_str!("crowd.lua").to_owned()),
             heartbeat: script(include_str!("heartbeat.lua")),
             renew: script(include_str!("renew.lua")),
             finish: script(include_str!("finish.lua")),

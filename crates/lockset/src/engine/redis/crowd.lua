@@ -1,0 +1,36 @@
+-- Gives back and takes many locks at once: the usual case of `give.lua`, `take.lua` and `pass.lua`
+-- only, in few commands for all together and two for each.
+-- KEYS: the locks to give back, those to take; the fences of those to take, and their queues.
+-- ARGV: the server's time when the connection was made; how many are given back, how many taken,
+-- how many of those to take (the first) are taken only if the one of the same place was given back;
+-- the ttl; the values of those to give back, and of those to take.
+-- One answer each: given back 1, taken its token, or nothing: to be asked for alone.
+local floor, given, taken, both = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]),
+  tonumber(ARGV[4])
+local all, answers = given + taken, {}
+for i = 1, all do answers[i] = false end
+if given > 0 then
+  local values, ours, free = redis.call('MGET', unpack(KEYS, 1, given)), {}, 0
+  for i = 1, given do
+    if values[i] == ARGV[5 + i] then
+      free = free + 1
+      ours[free] = KEYS[i]
+      answers[i] = 1
+    end
+  end
+  if free > 0 then redis.call('DEL', unpack(ours)) end
+end
+if taken == 0 or redis.call('EXISTS', unpack(KEYS, all + taken + 1)) > 0 then return answers end
+for i = given + 1, all do
+  local may = i > given + both or answers[i - given]
+  local set = may and redis.pcall('SET', KEYS[i], ARGV[5 + i], 'NX', 'PX', ARGV[5])
+  if set and set.ok then
+    local token = redis.pcall('INCR', KEYS[taken + i])
+    if type(token) == 'number' and token >= floor then
+      answers[i] = token
+    else
+      redis.call('DEL', KEYS[i])
+    end
+  end
+end
+return answers

@@ -1,0 +1,17 @@
+-- Gives a lock back and takes it for another claim of the same client: as `give.lua`, then as
+-- `take.lua` if it was given back. KEYS the name's lock, fence and queue; ARGV as of `take.lua`,
+-- then as of `give.lua`. Answers both.
+--
+-- The usual case comes first: only this client wants the lock.
+local given = false
+if ARGV[1] ~= '' and redis.call('EXISTS', KEYS[3]) == 0
+  and redis.call('MGET', KEYS[1])[1] == ARGV[7] then
+  local token = redis.pcall('INCR', KEYS[2])
+  if type(token) == 'number' and token >= tonumber(ARGV[3]) then
+    redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+    return { 1, token }
+  end
+  -- The fence has gone on, so it does not say any more which token the value meant.
+  redis.call('DEL', KEYS[1])
+  given = true
+end

@@ -1,0 +1,2 @@
+-- The end of `take.lua`, after `common.lua`.
+return acquire(at(KEYS[1], KEYS[3]), parse(ARGV[4], ARGV[5]), ARGV[6] == '1')
