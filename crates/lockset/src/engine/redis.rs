@@ -40,7 +40,7 @@ use super::{
     Signal, Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment};
-use crate::error::{LossReason, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::hash::FastMap;
 use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
@@ -153,6 +153,10 @@ impl Redis {
     /// Cancel safe.
     pub async fn connect(options: RedisOptions) -> Result<Self> {
         let servers = Servers::parse(&options)?;
+        if options.prefix.len() > 200 || options.prefix.contains(['|', '\n', '\r', '\0']) {
+            let why = "it has at most 200 bytes, and no `|` or line ends";
+            return Err(Error::invalid("prefix", &options.prefix, why));
+        }
         let identity = format!("{}?prefix={}", servers.identity(), options.prefix);
         let inbox = format!("{}inbox:{:016x}", options.prefix, rand::random::<u64>());
         let waiters = Arc::<Waiters>::default();
@@ -215,14 +219,15 @@ async fn show_life(core: Arc<Core>) {
     let mut made = core.nodes.made();
     let mut all = false;
     loop {
-        let due = core.waiters.due(core.clock.now(), all);
-        let beats = core.together(&due, |waiter| &waiter.claim.name).into_iter().map(|part| {
+        let now = core.clock.now();
+        let due = core.waiters.due(now, all);
+        due.iter().for_each(|waiter| waiter.beating(now));
+        for part in core.together(&due, |waiter| &waiter.claim.name) {
             let part: Vec<Arc<Waiter>> = part.into_iter().map(|(_, waiter)| waiter).collect();
-            let core = &core;
-            async move { core.beat(&part).await }
-        });
-        futures_util::future::join_all(beats).await;
-        // Asked after that: one that was not answered is due again too.
+            let core = core.clone();
+            // Each by itself: a node that is silent must not cost waiters on others their places.
+            tokio::spawn(async move { core.beat(&part).await });
+        }
         let next = core.waiters.next_beat();
         *unpoisoned(&core.pulse.next) = next;
         all = tokio::select! {
@@ -245,6 +250,14 @@ impl Core {
 
     fn dirty(&self) -> MutexGuard<'_, FastMap<ClaimId, ()>> {
         unpoisoned(&self.dirty)
+    }
+
+    fn check_name(&self, name: &Name) -> Result<()> {
+        if !self.keys(name).looks_like_another() {
+            return Ok(());
+        }
+        let why = "with this prefix it would be taken for a key beside another lock";
+        Err(Error::invalid("lock name", name.as_str(), why))
     }
 
     /// Makes sure that the next sign of life of this waiter is not forgotten.

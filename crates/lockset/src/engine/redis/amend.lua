@@ -4,7 +4,8 @@ local k = at(KEYS[1], KEYS[2])
 local id, token, what, to = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local value = value_of(k)
 local owner, held, flag, ttl, note = holder_of(k, value)
-if owner == id and (held == token or held == '') then
+if owner == id and what == 'raise' and held == to then return { 'done' } end
+if owner == id and (held == token or held == '0') then
   local left = math.max(call('PTTL', k.lock), 1)
   if what == 'note' then
     call('SET', k.lock, id .. ':' .. token .. ':' .. flag .. ':' .. ttl .. ':' .. to, 'PX', left)
@@ -14,7 +15,8 @@ if owner == id and (held == token or held == '') then
     call('SET', k.lock, id .. ':' .. to .. ':' .. flag .. ':' .. ttl .. ':' .. note, 'PX', left)
   else
     call('DEL', k.lock)
-    local reader = { id = id, mode = 's', take = 0, ttl = tonumber(ttl), note = note }
+    local reader =
+      { id = id, mode = 's', take = 0, ttl = tonumber(ttl), note = note, flag = flag }
     hold(k, reader, tonumber(token), left)
     hand_on(k, nil)
   end

@@ -94,10 +94,10 @@ pub(super) fn broken(value: &Value) -> Result<Vec<Holder>> {
 fn exclusive(value: &str, fence: Option<Token>, left: Duration) -> Holder {
     let mut fields = value.splitn(5, ':');
     let id = fields.next().and_then(|id| id.parse().ok());
-    let token = fields.next().and_then(|token| token.parse().ok()).or(fence);
+    let token: Option<Token> = fields.next().and_then(|token| token.parse().ok()).or(fence);
     let (flag, note) = (fields.next(), fields.nth(1));
     let id = id.filter(|_| note.is_some());
-    let token = token.filter(|_| id.is_some());
+    let token = token.filter(|token| id.is_some() && token.get() > 0);
     let mut note = read_note(note.unwrap_or_default());
     if id.is_none() {
         note.text = "a lock that is not lockset's".into();

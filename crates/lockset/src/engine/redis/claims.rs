@@ -36,7 +36,9 @@ impl Core {
     /// boxed here and below: the way of a free lock must be short, in memory too.
     pub(super) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         claim.floor.map_or(Ok(()), check_token)?;
+        self.check_name(&claim.name)?;
         let waiter = self.waiters.enter(claim);
+        let began = self.clock.now();
         let granted = match waiter.is_new() {
             true => self.ask(&waiter, wait).await,
             false => Ok(Asked::News),
@@ -45,7 +47,13 @@ impl Core {
             Ok(Asked::Granted(grant)) => Ok(Some(grant)),
             Ok(Asked::Busy) => Ok(None),
             Ok(Asked::News) => Box::pin(self.wait_for(&waiter, wait)).await,
-            Err(error) if error.is_retryable() => Box::pin(self.wait_for(&waiter, wait)).await,
+            // Asked again by the same id, even for one that does not wait, if the connection broke.
+            Err(error)
+                if error.is_retryable()
+                    && self.clock.now() < wait.deadline().max(began + PATIENCE / 2) =>
+            {
+                Box::pin(self.wait_for(&waiter, wait)).await
+            }
             Err(error) => Err(error),
         };
         if granted.is_ok() {
@@ -71,7 +79,8 @@ impl Core {
                 News::Gone => return Err(Error::NotHeld { name: claim.name.clone() }),
                 News::Ask => match self.ask(waiter, wait).await {
                     Ok(Asked::Granted(grant)) => return Ok(Some(grant)),
-                    Ok(Asked::Busy) => return Ok(None),
+                    // One whose first request was not answered may still be taken: it is withdrawn.
+                    Ok(Asked::Busy) => return self.leave(claim).await.map(|()| None),
                     Ok(Asked::News) => continue,
                     Err(error) if error.is_retryable() && self.clock.now() < wait.deadline() => {
                         // Asked again by the same id, which changes nothing if it was executed.
@@ -180,8 +189,19 @@ impl Core {
         keys: &[impl ToRedisArgs],
         args: &[impl ToRedisArgs],
     ) -> Answer {
+        self.run_within(PATIENCE, script, of, keys, args).await
+    }
+
+    async fn run_within(
+        &self,
+        patience: Duration,
+        script: &Script,
+        of: &Keys,
+        keys: &[impl ToRedisArgs],
+        args: &[impl ToRedisArgs],
+    ) -> Answer {
         let command = script.call_with(keys, args);
-        let mut way = self.way(of, PATIENCE)?;
+        let mut way = self.way(of, patience)?;
         loop {
             let (node, left) = way.node().await?;
             let up = node.link.up(left).await?;
@@ -217,6 +237,7 @@ impl Core {
 
     async fn beat_one(&self, waiter: &Waiter) {
         if let Some(waiter) = self.waiters.find(waiter.claim.id) {
+            waiter.beating(self.clock.now());
             self.beat(&[waiter]).await;
         }
     }
@@ -225,7 +246,6 @@ impl Core {
     pub(super) async fn beat(&self, waiters: &[Arc<Waiter>]) {
         let Some(first) = waiters.first() else { return };
         let sent = self.clock.now();
-        waiters.iter().for_each(|waiter| waiter.beating(sent));
         let names = self.declared(waiters.iter().map(|waiter| &waiter.claim));
         match self.send_beat(&self.keys(&first.claim.name), &names, waiters).await {
             Ok(Value::Array(answers)) => {
@@ -281,7 +301,12 @@ impl Core {
         let more = claim.ttl.saturating_sub(first);
         let answers = self.extend(&[(claim, &grant)], Some(more)).await?;
         match word(list(first_of(&answers)?)?, 0)?.as_str() {
-            "renewed" => Ok(Some(Grant { valid_until: grant.valid_until + more, ..grant })),
+            "renewed" => {
+                // What was counted for the first lease, and what is to be for the whole.
+                let drift = drift(claim.ttl).saturating_sub(drift(first));
+                let valid_until = (grant.valid_until + more).before(drift);
+                Ok(Some(Grant { valid_until, ..grant }))
+            }
             _ => Ok(None),
         }
     }
@@ -295,7 +320,9 @@ impl Core {
         let Some((first, _)) = batch.first() else { return Ok(Vec::new()) };
         let (names, args) = self.extension(batch, more);
         let of = self.keys(&first.name);
-        let answer = self.run(&self.scripts.renew, &of, &names, &args).await;
+        // The keeper does not wait much longer, and one node that is silent must not cost others.
+        let patience = PATIENCE.min(first.ttl / 8).max(LEAST_PATIENCE);
+        let answer = self.run_within(patience, &self.scripts.renew, &of, &names, &args).await;
         match answer.map_err(Unanswered::into_error)? {
             Value::Array(answers) if answers.len() == batch.len() => Ok(answers),
             other => Err(answers::unexpected(&format!("{other:?}"))),

@@ -24,8 +24,11 @@ local function now() return math.floor(now_us() / 1000) end
 local function num(n) return fmt('%.0f', n) end
 
 -- The answer for one claim of several whose commands failed: a table since Redis 7, before a text.
+-- A replica refuses all of them, and the client must know at once.
 local function failure(why)
-  return { 'failed', type(why) == 'table' and why.err or tostring(why) }
+  local text = type(why) == 'table' and why.err or tostring(why)
+  if string.find(text, 'READONLY', 1, true) then error(why) end
+  return { 'failed', text }
 end
 
 -- The keys of a name, found when they are needed: all but the lock begin as its queue does.
@@ -66,14 +69,15 @@ local function next_number(k, c)
     n = math.max(n, tonumber(c.floor), now_us())
     call('SET', k.fence, num(n), 'PX', FENCE_IDLE_MS)
   end
+  if n >= 9007199254740992 then error('the tokens of this name are used up') end
   return n
 end
 
 -- Id, token, flag, ttl and note of an exclusive holder.
 local function holder_of(k, value)
   local id, token, flag, ttl, note = string.match(value or '', '^(%x+):(%d*):(%d):(%d+):(.*)$')
-  -- A fence that was lost says nothing: the holder is known by its id alone.
-  if token == '' then token = call('GET', k.fence) or '' end
+  -- '0': the fence was lost, and the holder is known by its id alone.
+  if token == '' then token = call('GET', k.fence) or '0' end
   return id, token, flag, ttl, note
 end
 
@@ -162,7 +166,7 @@ local function hold(k, c, token, lease)
   if first then call('DEL', k.holders, k.held) end
   call('ZADD', k.holders, num(now() + lease), c.id)
   call('HSET', k.held, c.id,
-       table.concat({ num(token), '0', c.mode, num(c.take), num(c.ttl), c.note }, '|'))
+       table.concat({ num(token), c.flag or '0', c.mode, num(c.take), num(c.ttl), c.note }, '|'))
   call('HINCRBY', k.held, '*', num(c.take))
   outlast(k, lease, first)
   return value
@@ -210,7 +214,7 @@ end
 local function holding(k, value, id)
   local owner, token = holder_of(k, value)
   -- Whoever does not know its token cannot be told any more.
-  if owner == id and token == '' then return { 'gone' } end
+  if owner == id and token == '0' then return { 'gone' } end
   if owner == id then return { 'granted', token, call('PTTL', k.lock) } end
   local ends = is_shared(value) and call('ZSCORE', k.holders, id)
   if ends then
@@ -303,7 +307,7 @@ end
 local function finish(k, id, token)
   unqueue(k, id)
   local held = drop(k, id)
-  if held == '' then held = token end
+  if held == '0' then held = token end
   -- The waiters' signs of life find the lock if it cannot be handed on now.
   pcall(hand_on, k, nil)
   return (held and held == token) and 'released' or 'not-held'

@@ -20,13 +20,21 @@ if given > 0 then
   end
   if free > 0 then redis.call('DEL', unpack(ours)) end
 end
-if taken == 0 or redis.call('EXISTS', unpack(KEYS, all + taken + 1)) > 0 then return answers end
+if taken == 0 then return answers end
+local nobody_waits = redis.call('EXISTS', unpack(KEYS, all + taken + 1)) == 0
 for i = given + 1, all do
-  local may = i > given + both or answers[i - given]
+  local may = (i > given + both or answers[i - given])
+    and (nobody_waits or redis.call('EXISTS', KEYS[2 * taken + i]) == 0)
   local set = may and redis.pcall('SET', KEYS[i], ARGV[5 + i], 'NX', 'PX', ARGV[5])
   if set and set.ok then
     local token = redis.pcall('INCR', KEYS[taken + i])
-    if type(token) == 'number' and token >= floor then
+    if type(token) == 'number' and token < floor then
+      -- A fence below the time of the connection was lost or never was: see `next_number`.
+      local time = redis.call('TIME')
+      token = math.max(floor, time[1] * 1000000 + time[2])
+      redis.call('SET', KEYS[taken + i], string.format('%.0f', token), 'PX', FENCE_IDLE_MS)
+    end
+    if type(token) == 'number' and token < 9007199254740992 then
       answers[i] = token
     else
       redis.call('DEL', KEYS[i])

@@ -344,9 +344,15 @@ async fn lead(mut leading: Leading, scripts: Arc<Scripts>) {
             Ok(answers) => tell.into_iter().zip(answers).for_each(|(tell, answer)| {
                 let _ = tell.send(Ok(answer));
             }),
-            Err(why) => tell.into_iter().for_each(|tell| {
-                let _ = tell.send(Err(why.again()));
-            }),
+            Err(why) => {
+                tell.into_iter().for_each(|tell| {
+                    let _ = tell.send(Err(why.again()));
+                });
+                // Those who still wait would wait as long again.
+                if matches!(why, Unanswered::Unknown(_)) {
+                    return;
+                }
+            }
         }
         // Those who were just answered may have the next request ready at once.
         tokio::task::yield_now().await;

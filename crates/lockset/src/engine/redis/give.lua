@@ -2,7 +2,7 @@
 -- happened since ('' if something has), id, token. Answers 1 | 0: it was not held.
 --
 -- The usual case comes first: whoever queues writes the token into the value, so nobody waits.
-if redis.call('MGET', KEYS[1])[1] == ARGV[1] then
+if ARGV[1] ~= '' and redis.call('MGET', KEYS[1])[1] == ARGV[1] then
   redis.call('DEL', KEYS[1])
   return 1
 end

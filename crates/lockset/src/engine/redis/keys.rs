@@ -70,6 +70,15 @@ impl Keys {
         text
     }
 
+    /// Whether the lock's key could be one that stands beside another lock. Only with a prefix that
+    /// is empty or begins as those do.
+    pub(super) fn looks_like_another(&self) -> bool {
+        let ends = [":fence", ":queue", ":waiters", ":holders", ":held", ":cell"];
+        let lock = self.lock();
+        lock.starts_with('{')
+            && (ends.iter().any(|end| lock.ends_with(end)) || lock.contains(":mark:"))
+    }
+
     /// All that a script may touch on behalf of this claim, beside lock, queue and cell.
     pub(super) fn others(&self, id: ClaimId) -> [String; 5] {
         let [fence, waiters, holders, held] =

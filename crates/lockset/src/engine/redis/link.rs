@@ -57,6 +57,8 @@ pub(super) struct Up {
     pub(super) floor: u64,
     /// The channel on which this client is told of grants.
     pub(super) inbox: String,
+    /// It is told of grants itself, and looked after.
+    listens: bool,
     /// Requests that can travel together.
     pub(super) crowd: Crowd,
     /// Where it lives.
@@ -69,6 +71,8 @@ pub(super) struct Up {
 struct Health {
     /// It is not to be used any more.
     over: AtomicBool,
+    /// Its answers belong to other requests: see `listener`.
+    shifted: AtomicBool,
     /// Rings when it is over, or in doubt.
     rings: Notify,
 }
@@ -127,13 +131,16 @@ impl Up {
                 Err(judge(error))
             }
             Err(_) => {
-                self.health.rings.notify_one();
+                // One beside the client's own is not looked after by anybody.
+                match self.listens {
+                    true => self.health.rings.notify_one(),
+                    false => self.health.end(),
+                }
                 let what = format!("no answer within {patience:.1?}");
                 Err(Unanswered::Unknown(failed(what, true, None)))
             }
         };
-        if answer.is_ok() && self.is_over() {
-            // See `listener`: this may be the answer to another request.
+        if self.health.shifted.load(Ordering::Acquire) {
             let what = "the connection broke before the answer could be trusted".to_owned();
             return Err(Unanswered::Unknown(failed(what, true, None)));
         }
@@ -285,7 +292,7 @@ impl Maker {
         self.replicas.fetch_max(replicas_of_master(&role)?, Ordering::Relaxed);
         let floor = time.0 * 1_000_000 + time.1;
         let crowd = Crowd::new(self.servers.shape != Shape::Cluster);
-        Ok(Up { connection, at, floor, inbox, crowd, runtime: Handle::current(), health })
+        Ok(Up { connection, at, floor, inbox, listens, crowd, runtime: Handle::current(), health })
     }
 
     /// Reads what the server pushes.
@@ -301,7 +308,11 @@ impl Maker {
                 }
                 // A slot that moved away takes its channel along. The client library takes such a
                 // push for the answer to the oldest request: from here on answers are shifted.
-                (PushKind::Disconnection | PushKind::SUnsubscribe, _) => health.end(),
+                (PushKind::SUnsubscribe, _) => {
+                    health.shifted.store(true, Ordering::Release);
+                    health.end();
+                }
+                (PushKind::Disconnection, _) => health.end(),
                 _ => {}
             }
             Ok(())

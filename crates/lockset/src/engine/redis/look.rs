@@ -53,7 +53,9 @@ impl Core {
                 }
             }
         }
-        Ok(found.into_iter().collect())
+        // Somebody else's key may be one that no lock can have.
+        let can_be = |name: &Name| !self.nodes.by_slot() || self.keys(name).slot().is_some();
+        Ok(found.into_iter().filter(can_be).collect())
     }
 
     pub(super) async fn cell(
@@ -62,6 +64,7 @@ impl Core {
         expect: Version,
         value: Option<Vec<u8>>,
     ) -> Result<Swap> {
+        self.check_name(name)?;
         let keys = self.keys(name);
         let args = [
             expect.0.to_string().into_bytes(),
@@ -158,7 +161,11 @@ impl Watch {
                 Err(error) => self.due.push_back(Err(error)),
                 Ok(state) => {
                     let face = face(&state);
-                    if self.known.insert(name, face.clone()) != Some(face) {
+                    let known = match (&self.scope, state.is_used()) {
+                        (Scope::Prefix(_), false) => self.known.remove(&name),
+                        _ => self.known.insert(name, face.clone()),
+                    };
+                    if known != Some(face) {
                         self.due.push_back(Ok(state));
                     }
                 }

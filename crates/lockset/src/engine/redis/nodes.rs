@@ -2,7 +2,7 @@
 //! the client's own connection, or over one beside it that lives on the caller's runtime.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::link::{Inbox, Link, Maker, Postman, Unanswered, Up, failed, judge};
 use super::servers::{Address, Servers, Shape};
-use super::slots::{Map, read_ranges};
+use super::slots::{Map, Range, read_ranges};
 use super::sure::Sure;
 use crate::error::{Error, Result};
 use crate::mutual::unpoisoned;
@@ -277,8 +277,7 @@ impl Cluster {
         let node = nodes.entry(master.clone()).or_insert_with(|| {
             // Its tasks live where the client's do.
             let _home = self.home.enter();
-            let (node, replicas) = (Some(master.clone()), Arc::new(AtomicU32::new(0)));
-            let maker = Maker { node, replicas, ..self.maker.0.clone() };
+            let maker = Maker { node: Some(master.clone()), ..self.maker.0.clone() };
             Arc::new(Node::new(maker.clone(), Link::begin(maker)))
         });
         node.clone()
@@ -326,6 +325,9 @@ impl Cluster {
             Err(_) => return Err(failed(format!("no answer within {MAP:?}"), true, None)),
         };
         let ranges = read_ranges(&answer, at)?;
+        // Of whichever master has most: one that was just promoted may have none yet.
+        let most = ranges.iter().map(Range::replicas).max().unwrap_or(0);
+        self.maker.0.replicas.fetch_max(most, Ordering::Relaxed);
         if ranges.is_empty() {
             let what = "the node serves no slots: it is in no cluster yet".to_owned();
             return Err(failed(what, true, None));

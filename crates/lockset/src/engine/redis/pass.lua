@@ -4,10 +4,10 @@
 --
 -- The usual case comes first: only this client wants the lock.
 local given = false
-if ARGV[1] ~= '' and redis.call('EXISTS', KEYS[3]) == 0
+if ARGV[1] ~= '' and ARGV[7] ~= '' and redis.call('EXISTS', KEYS[3]) == 0
   and redis.call('MGET', KEYS[1])[1] == ARGV[7] then
   local token = redis.pcall('INCR', KEYS[2])
-  if type(token) == 'number' and token >= tonumber(ARGV[3]) then
+  if type(token) == 'number' and token >= tonumber(ARGV[3]) and token < 9007199254740992 then
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
     return { 1, token }
   end

@@ -4,7 +4,7 @@
 local function renew(k, id, token, ttl, add)
   local value = value_of(k)
   local owner, held, flag, life, note = holder_of(k, value)
-  if owner == id and (held == token or held == '') then
+  if owner == id and (held == token or held == '0') then
     if flag == '1' then return { 'revoked' } end
     if add then ttl = ttl + call('PTTL', k.lock) end
     if string.find(value, '^%x+::') then

@@ -41,6 +41,14 @@ pub(super) struct Range {
     first: u16,
     last: u16,
     master: Address,
+    replicas: u32,
+}
+
+impl Range {
+    /// How many replicas its master has.
+    pub(super) fn replicas(&self) -> u32 {
+        self.replicas
+    }
 }
 
 impl Map {
@@ -91,7 +99,8 @@ pub(super) fn read_ranges(answer: &Value, asked: &Address) -> Result<Vec<Range>>
             u16::try_from(number(entry, index)?).map_err(|_| unexpected("slots beyond the last"))
         };
         let port = u16::try_from(number(master, 1)?).map_err(|_| unexpected("no port"))?;
-        ranges.push(Range { first: bound(0)?, last: bound(1)?, master: (host, port) });
+        let replicas = u32::try_from(entry.len() - 3).unwrap_or(0);
+        ranges.push(Range { first: bound(0)?, last: bound(1)?, master: (host, port), replicas });
     }
     Ok(ranges)
 }
@@ -114,9 +123,9 @@ mod tests {
         let at = |port| ("h".to_owned(), port);
         let map = Map::default();
         map.replace(vec![
-            Range { first: 0, last: 8_000, master: at(1) },
-            Range { first: 8_001, last: 8_001, master: at(2) },
-            Range { first: 8_002, last: SLOTS - 1, master: at(1) },
+            Range { first: 0, last: 8_000, master: at(1), replicas: 0 },
+            Range { first: 8_001, last: 8_001, master: at(2), replicas: 0 },
+            Range { first: 8_002, last: SLOTS - 1, master: at(1), replicas: 0 },
         ]);
         let keys = || (0..1 << 18).map(|n| format!("inbox:{n}"));
         for master in map.masters() {

@@ -1,0 +1,548 @@
+//! Corners of the Redis engine where two rules meet, each seen on a real server.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use lockset::clock::Clock;
+use lockset::engine::redis::{Redis, RedisOptions};
+use lockset::engine::{Amend, Claim, Engine, Mode, Wait};
+use lockset::{Break, ClaimId, Error, LossReason, Note, Token};
+use lockset_testkit::stage::{RedisCluster, RedisServer};
+
+const TTL: Duration = Duration::from_secs(30);
+
+fn claim(name: &str) -> Claim {
+    Claim {
+        id: ClaimId::random(),
+        name: name.parse().unwrap(),
+        mode: Mode::Exclusive,
+        ttl: TTL,
+        fixed: false,
+        floor: None,
+        note: Note::default(),
+        detachable: false,
+        replicas: None,
+    }
+}
+
+async fn engine(url: &str) -> Redis {
+    Redis::connect(RedisOptions { url: url.to_owned(), ..RedisOptions::default() }).await.unwrap()
+}
+
+/// A release that travels in a crowd beside a name with a mark.
+#[tokio::test]
+async fn a_release_with_next_in_a_crowd_is_told_as_done() {
+    let server = RedisServer::start();
+    let redis = engine(&server.url()).await;
+    let (a, next, other, first) = (claim("a"), claim("a"), claim("c"), claim("f"));
+    let held = redis.acquire(&a, Wait::No).await.unwrap().unwrap();
+    redis.withdraw(&claim("c")).await.unwrap();
+    let (_, released, _) = tokio::join!(
+        redis.acquire(&first, Wait::No),
+        redis.release(&a, &held, Some(&next)),
+        redis.acquire(&other, Wait::No),
+    );
+    assert!(released.is_ok(), "{released:?}");
+}
+
+/// An attempt whose first request was lost, and that was told "busy".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_attempt_leaves_nothing_behind() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server);
+    let (ours, theirs) = (engine(&proxy.url()).await, engine(&server.url()).await);
+    let warm = claim("warm");
+    ours.acquire(&warm, Wait::No).await.unwrap().unwrap();
+    let holder = claim("n");
+    let held = theirs.acquire(&holder, Wait::No).await.unwrap().unwrap();
+    proxy.hold_requests();
+    let attempt = claim("n");
+    let (tried, ()) = tokio::join!(ours.acquire(&attempt, Wait::No), async {
+        proxy.until("a request is held back", |seen| seen.held > 0);
+        proxy.cut();
+    });
+    assert!(tried.unwrap().is_none());
+    theirs.release(&holder, &held, None).await.unwrap();
+    proxy.deliver_late();
+    let (value, left) = (server.ask(&["GET", "lockset:n"]), server.ask(&["PTTL", "lockset:n"]));
+    assert_eq!(value, "", "taken for nobody, for {left} ms");
+}
+
+async fn fence_lost(
+    natural: bool,
+    keep: bool,
+) -> (bool, Duration, Vec<lockset::Result<lockset::engine::Grant>>) {
+    let server = RedisServer::start();
+    let idle = if natural { 1 } else { 7 * 86_400 };
+    let options = RedisOptions {
+        url: server.url(),
+        fence_idle: Duration::from_secs(idle),
+        ..RedisOptions::default()
+    };
+    let ours = Redis::connect(options).await.unwrap();
+    let theirs = engine(&server.url()).await;
+    let holder = Claim { fixed: natural, ..claim("n") };
+    let held = ours.acquire(&holder, Wait::No).await.unwrap().unwrap();
+    if keep {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    } else if natural {
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+    } else {
+        server.ask(&["DEL", "{lockset:n}:fence"]);
+    }
+    let waiting = claim("n");
+    let clock = Clock::boot();
+    let (served, told) = tokio::join!(
+        async {
+            let grant = theirs.acquire(&waiting, Wait::Until(clock.now() + TTL)).await;
+            (grant.unwrap().is_some(), Instant::now())
+        },
+        async {
+            while theirs.inspect(&holder.name).await.unwrap().waiters.is_empty() {}
+            let renewed = if natural { Vec::new() } else { ours.renew(&[(&holder, &held)]).await };
+            ours.release(&holder, &held, None).await.unwrap();
+            (Instant::now(), renewed)
+        },
+    );
+    (served.0, served.1.saturating_duration_since(told.0), told.1)
+}
+
+/// The fence is lost (idle for long, evicted) while a fresh lock is held, then somebody queues.
+#[tokio::test]
+async fn a_fence_that_expired_does_not_cost_the_hand_off() {
+    let (served, after, _) = fence_lost(true, false).await;
+    assert!(served && after < Duration::from_millis(500), "served after {after:?}");
+}
+
+#[tokio::test]
+async fn a_fence_that_was_evicted_does_not_cost_the_lock() {
+    let (_, _, renewed) = fence_lost(false, false).await;
+    assert!(renewed[0].is_ok(), "{renewed:?}");
+}
+
+#[tokio::test]
+async fn a_fence_that_stays_hands_over_at_once() {
+    let (served, after, renewed) = fence_lost(false, true).await;
+    assert!(served && after < Duration::from_millis(500) && renewed[0].is_ok());
+}
+
+/// The same, as users see it.
+#[tokio::test]
+async fn releases_of_a_busy_process_are_told_as_done() {
+    let server = RedisServer::start();
+    let builder = || lockset::Lockset::builder(&server.url()).ttl(TTL);
+    let (ours, theirs) = (builder().connect().await.unwrap(), builder().connect().await.unwrap());
+    let _busy = theirs.mutex("busy").unwrap().lock().await.unwrap();
+    let until = Instant::now() + Duration::from_secs(3);
+    let mut tasks = Vec::new();
+    for task in 0..24 {
+        let mutex = ours.mutex(format!("n{}", task % 8).as_str()).unwrap();
+        tasks.push(tokio::spawn(async move {
+            let (mut good, mut bad) = (0, 0);
+            while Instant::now() < until {
+                let guard = mutex.lock().await.unwrap();
+                match guard.release().await {
+                    Ok(()) => good += 1,
+                    Err(_) => bad += 1,
+                }
+            }
+            (good, bad)
+        }));
+    }
+    let busy = ours.mutex("busy").unwrap();
+    while Instant::now() < until {
+        let _ = busy.lock_within(Duration::from_millis(20)).await;
+    }
+    let (mut good, mut bad) = (0, 0);
+    for task in tasks {
+        let told = task.await.unwrap();
+        (good, bad) = (good + told.0, bad + told.1);
+    }
+    assert_eq!(bad, 0, "of {good}");
+}
+
+/// What one marked name costs the others in a crowd.
+#[tokio::test]
+async fn one_marked_name_does_not_cost_a_crowd_its_speed() {
+    let server = RedisServer::start();
+    let redis = engine(&server.url()).await;
+    let calls = || {
+        let stats = server.ask(&["INFO", "commandstats"]);
+        let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap_or("");
+        line.split("calls=").nth(1).and_then(|n| n.split(',').next()?.parse::<u64>().ok())
+    };
+    for marked in [false, true] {
+        if marked {
+            redis.withdraw(&claim(&format!("n{marked}/7"))).await.unwrap();
+        }
+        let claims: Vec<Claim> = (0..64).map(|n| claim(&format!("n{marked}/{n}"))).collect();
+        let before = calls().unwrap_or(0);
+        let all = claims.iter().map(|claim| redis.acquire(claim, Wait::No));
+        futures_util::future::join_all(all).await;
+        let scripts = calls().unwrap() - before;
+        assert!(scripts <= 8, "{scripts} scripts for 64 locks, one name marked: {marked}");
+    }
+}
+
+/// Somebody else's lock whose value is empty.
+#[tokio::test]
+async fn a_foreign_lock_with_an_empty_value_is_not_deleted() {
+    let server = RedisServer::start();
+    let redis = engine(&server.url()).await;
+    let ours = claim("n");
+    let held = redis.acquire(&ours, Wait::No).await.unwrap().unwrap();
+    let held = redis.raise(&ours, &held, Token::new(held.token.get() + 5)).await.unwrap();
+    server.ask(&["DEL", "lockset:n"]);
+    server.ask(&["SET", "lockset:n", "", "NX", "PX", "30000"]);
+    let released = redis.release(&ours, &held, None).await;
+    let exists = server.ask(&["EXISTS", "lockset:n"]);
+    assert!(matches!(released, Err(Error::NotHeld { .. })) && exists.contains('1'));
+}
+
+/// Tokens at the end of what a double can count.
+#[tokio::test]
+async fn tokens_grow_or_are_refused_near_2_to_the_53() {
+    let server = RedisServer::start();
+    let redis = engine(&server.url()).await;
+    let mut last = 0;
+    for round in 0..4 {
+        let floor = (round == 0).then(|| Token::new((1 << 53) - 1));
+        let one = Claim { floor, ..claim("n") };
+        let Ok(Some(grant)) = redis.acquire(&one, Wait::No).await else { return };
+        assert!(grant.token.get() > last, "{} after {last}", grant.token);
+        last = grant.token.get();
+        redis.release(&one, &grant, None).await.unwrap();
+    }
+}
+
+/// A revoked lock that is downgraded.
+#[tokio::test]
+async fn a_downgrade_does_not_undo_a_break() {
+    let server = RedisServer::start();
+    let redis = engine(&server.url()).await;
+    let ours = claim("n");
+    let held = redis.acquire(&ours, Wait::No).await.unwrap().unwrap();
+    redis.force_release(&ours.name, Break::WhenLeaseEnds).await.unwrap();
+    let refused = redis.renew(&[(&ours, &held)]).await.remove(0);
+    assert!(matches!(refused, Err(Error::Lost { reason: LossReason::Revoked, .. })), "{refused:?}");
+    let held = redis.amend(&ours, &held, Amend::Downgrade).await.unwrap();
+    let refused = redis.renew(&[(&ours, &held)]).await.remove(0);
+    assert!(refused.is_err(), "renewed although it was revoked");
+}
+
+/// A raise that is repeated because its answer was lost.
+#[tokio::test]
+async fn a_raise_may_be_repeated() {
+    let server = RedisServer::start();
+    let redis = engine(&server.url()).await;
+    let ours = claim("n");
+    let held = redis.acquire(&ours, Wait::No).await.unwrap().unwrap();
+    let to = Token::new(held.token.get() + 5);
+    redis.raise(&ours, &held, to).await.unwrap();
+    let again = redis.raise(&ours, &held, to).await;
+    assert!(again.is_ok(), "{again:?}");
+}
+
+/// Names that are another name's companions.
+#[tokio::test]
+async fn a_name_that_could_be_a_key_beside_another_is_refused() {
+    let server = RedisServer::start();
+    for (prefix, name, beside) in [("", "x", "{x}:fence"), ("{app}:", "x", "{app}:x:fence")] {
+        let options =
+            RedisOptions { url: server.url(), prefix: prefix.into(), ..RedisOptions::default() };
+        let redis = Redis::connect(options).await.unwrap();
+        let refused = redis.acquire(&claim(beside), Wait::No).await;
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+        assert!(redis.acquire(&claim(name), Wait::No).await.unwrap().is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_prefix_with_a_bar_is_refused_or_works() {
+    let server = RedisServer::start();
+    let options =
+        RedisOptions { url: server.url(), prefix: "a|b:".into(), ..RedisOptions::default() };
+    let Ok(redis) = Redis::connect(options).await else { return };
+    let ours = claim("n");
+    let held = redis.acquire(&ours, Wait::No).await.unwrap().unwrap();
+    let next = claim("n");
+    let clock = Clock::boot();
+    let wait = Wait::Until(clock.now() + Duration::from_secs(1));
+    let (waited, _) = tokio::join!(redis.acquire(&next, wait), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        redis.release(&ours, &held, None).await
+    });
+    assert!(matches!(waited, Ok(Some(_))), "{waited:?}");
+}
+
+/// The drift of a fixed lease that was handed over.
+#[tokio::test]
+async fn a_handed_over_fixed_lease_gives_up_its_whole_drift() {
+    let server = RedisServer::start();
+    let redis = engine(&server.url()).await;
+    let long = Duration::from_secs(3600);
+    let ours = claim("n");
+    let held = redis.acquire(&ours, Wait::No).await.unwrap().unwrap();
+    let next = Claim { ttl: long, fixed: true, ..claim("n") };
+    let clock = Clock::boot();
+    let sent = clock.now();
+    let (grant, _) = tokio::join!(redis.acquire(&next, Wait::Forever), async {
+        while redis.inspect(&ours.name).await.unwrap().waiters.is_empty() {}
+        redis.release(&ours, &held, None).await.unwrap()
+    });
+    let grant = grant.unwrap().unwrap();
+    let after_begin = grant.valid_until.since(sent);
+    assert!(after_begin <= long - lockset::engine::drift(long) + Duration::from_secs(5));
+}
+
+/// One frozen node of a cluster, waiters at another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_node_does_not_cost_places_at_others() {
+    assert_eq!(fewest_waiters(false).await, 1, "the control");
+    assert_eq!(fewest_waiters(true).await, 1);
+}
+
+async fn fewest_waiters(freeze: bool) -> usize {
+    let cluster = RedisCluster::start_with(0, &["--cluster-node-timeout", "60000"]);
+    let redis = Arc::new(engine(&cluster.url()).await);
+    let ttl = Duration::from_secs(1);
+    let name_at = |node: usize| {
+        (0..)
+            .map(|n| format!("n{n}"))
+            .find(|n| cluster.owner(cluster.slot_of(&format!("lockset:{n}"))) == node)
+            .unwrap()
+    };
+    let (first, second) = (0, cluster.another_master(0));
+    let mut waiting = Vec::new();
+    for node in [first, second] {
+        let holder = Claim { ttl: Duration::from_secs(60), ..claim(&name_at(node)) };
+        redis.acquire(&holder, Wait::No).await.unwrap().unwrap();
+        let next = Claim { ttl, ..claim(&name_at(node)) };
+        let redis = redis.clone();
+        waiting.push(tokio::spawn(async move { redis.acquire(&next, Wait::Forever).await }));
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!waiting[0].is_finished() && !waiting[1].is_finished());
+    if freeze {
+        cluster.nodes()[second].signal(rustix::process::Signal::STOP);
+    }
+    // Somebody else's sign of life finds that the place is over, and removes it.
+    let other = engine(&cluster.nodes()[first].url().replace("redis:", "redis+cluster:")).await;
+    let name = name_at(first).parse().unwrap();
+    let mut least = usize::MAX;
+    for _ in 0..60 {
+        least = least.min(other.inspect(&name).await.unwrap().waiters.len());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    cluster.nodes()[second].signal(rustix::process::Signal::CONT);
+    least
+}
+
+/// One frozen node of a cluster, locks held at another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_node_does_not_cost_locks_at_others() {
+    for freeze in [false, true] {
+        let cluster = RedisCluster::start_with(0, &["--cluster-node-timeout", "60000"]);
+        let ttl = Duration::from_secs(4);
+        let locks = lockset::Lockset::builder(&cluster.url()).ttl(ttl).connect().await.unwrap();
+        let at = |node: usize| {
+            let owner = |n: &String| cluster.owner(cluster.slot_of(&format!("lockset:{n}")));
+            (0..).map(|n| format!("n{n}")).find(|n| owner(n) == node).unwrap()
+        };
+        let (first, second) = (0, cluster.another_master(0));
+        let healthy = locks.mutex(at(first).as_str()).unwrap().lock().await.unwrap();
+        let _frozen = locks.mutex(at(second).as_str()).unwrap().lock().await.unwrap();
+        tokio::time::sleep(ttl).await;
+        if freeze {
+            cluster.nodes()[second].signal(rustix::process::Signal::STOP);
+        }
+        let lost = tokio::time::timeout(2 * ttl, healthy.lost()).await;
+        cluster.nodes()[second].signal(rustix::process::Signal::CONT);
+        assert!(lost.is_err(), "{lost:?}");
+    }
+}
+
+/// A foreign key in a cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_key_does_not_break_listing() {
+    let cluster = RedisCluster::start();
+    let redis = engine(&cluster.url()).await;
+    let slot = cluster.slot_of("lockset:{}x");
+    cluster.nodes()[cluster.owner(slot)].ask(&["SET", "lockset:{}x", "1"]);
+    let listed = redis.list(&"".parse().unwrap()).await;
+    assert!(listed.is_ok(), "{listed:?}");
+}
+
+/// A connection beside the main one that goes silent.
+#[test]
+fn a_silent_connection_beside_is_given_up() {
+    let home = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server);
+    let redis = home.block_on(engine(&proxy.url()));
+    let here = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    here.block_on(async {
+        for n in 0..80 {
+            redis.acquire(&claim(&format!("n{n}")), Wait::No).await.unwrap().unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    });
+    let count = proxy.desk.rules.lock().unwrap().connections.len();
+    assert_eq!(count, 2);
+    proxy.desk.change(|rules| rules.only = Some(1));
+    let taken = here.block_on(async {
+        tokio::time::timeout(Duration::from_secs(12), redis.acquire(&claim("x"), Wait::Forever))
+            .await
+    });
+    home.block_on(async {
+        redis.acquire(&claim("y"), Wait::No).await.unwrap().unwrap();
+    });
+    assert!(taken.is_ok(), "no lock within 12 s while the server answers");
+}
+
+/// A connection in between that loses answers and holds requests back.
+struct Proxy {
+    port: u16,
+    desk: Arc<Desk>,
+}
+
+#[derive(Default)]
+struct Desk {
+    rules: Mutex<Rules>,
+    changed: Condvar,
+}
+
+/// Rules hold for the connections that were there when they were made.
+#[derive(Default)]
+struct Rules {
+    connections: Vec<TcpStream>,
+    held_below: usize,
+    deaf_below: usize,
+    only: Option<usize>,
+    seen: Seen,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    held: usize,
+    swallowed: usize,
+    late: usize,
+}
+
+impl Proxy {
+    fn before(server: &RedisServer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (port, desk) = (listener.local_addr().unwrap().port(), Arc::<Desk>::default());
+        let (server, its_desk) = (server.port(), desk.clone());
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                its_desk.join(client.unwrap(), server);
+            }
+        });
+        Self { port, desk }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    fn hold_requests(&self) {
+        self.desk.change(|rules| rules.held_below = rules.connections.len());
+    }
+
+    /// Ends all connections for the clients. What was held back may still come to the server.
+    fn cut(&self) {
+        self.desk.change(|rules| {
+            for client in &rules.connections {
+                let _ = client.shutdown(Shutdown::Both);
+            }
+        });
+    }
+
+    /// What was held back comes to the server, which answers it to nobody.
+    fn deliver_late(&self) {
+        self.desk.change(|rules| rules.deaf_below = rules.held_below);
+        let before = self.desk.rules.lock().unwrap().seen.swallowed;
+        self.desk.change(|rules| rules.held_below = 0);
+        self.until("the late request is answered", |seen| seen.late > 0 && seen.swallowed > before);
+    }
+
+    fn until(&self, what: &str, happened: impl Fn(Seen) -> bool) {
+        let patience = Duration::from_secs(10);
+        tokio::task::block_in_place(|| {
+            let rules = self.desk.rules.lock().unwrap();
+            let not_yet = |rules: &mut Rules| !happened(rules.seen);
+            let waited = self.desk.changed.wait_timeout_while(rules, patience, not_yet);
+            assert!(!waited.unwrap().1.timed_out(), "it did not happen: {what}");
+        });
+    }
+}
+
+impl Desk {
+    fn change(&self, change: impl FnOnce(&mut Rules)) {
+        change(&mut self.rules.lock().unwrap());
+        self.changed.notify_all();
+    }
+
+    fn join(self: &Arc<Self>, client: TcpStream, server: u16) {
+        let mut rules = self.rules.lock().unwrap();
+        let number = rules.connections.len();
+        rules.connections.push(client.try_clone().unwrap());
+        drop(rules);
+        let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+        let (tell, requests) = mpsc::channel();
+        let reads = client.try_clone().unwrap();
+        let (holds, to_server) = (self.clone(), server.try_clone().unwrap());
+        let answers = self.clone();
+        std::thread::spawn(move || read_all(reads, |part| tell.send(part).unwrap()));
+        std::thread::spawn(move || holds.pass_requests(number, &requests, to_server));
+        std::thread::spawn(move || {
+            read_all(server, |part| answers.pass_answer(number, &part, &client));
+            let _ = client.shutdown(Shutdown::Both);
+        });
+    }
+
+    fn pass_requests(
+        &self,
+        number: usize,
+        requests: &mpsc::Receiver<Vec<u8>>,
+        mut server: TcpStream,
+    ) {
+        while let Ok(part) = requests.recv() {
+            let mut rules = self.rules.lock().unwrap();
+            if number < rules.held_below || rules.only == Some(number) {
+                rules.seen.held += 1;
+                self.changed.notify_all();
+                rules = self
+                    .changed
+                    .wait_while(rules, |r| number < r.held_below || r.only == Some(number))
+                    .unwrap();
+                rules.seen.late += 1;
+                self.changed.notify_all();
+            }
+            drop(rules);
+            let _ = server.write_all(&part);
+        }
+        let _ = server.shutdown(Shutdown::Write);
+    }
+
+    fn pass_answer(&self, number: usize, part: &[u8], mut client: &TcpStream) {
+        let mut rules = self.rules.lock().unwrap();
+        if number < rules.deaf_below {
+            rules.seen.swallowed += 1;
+            self.changed.notify_all();
+        } else {
+            let _ = client.write_all(part);
+        }
+    }
+}
+
+fn read_all(mut from: TcpStream, mut take: impl FnMut(Vec<u8>)) {
+    let mut buffer = [0; 4096];
+    while let Ok(length @ 1..) = from.read(&mut buffer) {
+        take(buffer[..length].to_vec());
+    }
+}
