@@ -1,6 +1,6 @@
 -- Gives back and takes locks: one of each at most, or many at once with the same ttl.
 -- KEYS: the locks to give back, those to take; the fences of those to take, and their queues; if it
--- goes alone, the queue of the name once more.
+-- goes alone, in a cluster all others of the name, and its queue once more.
 -- ARGV: the server's time when the connection was made; how many are given back, how many taken,
 -- how many of those to take (the first) are taken only if the one of the same place was given back;
 -- the ttl; for each given back its value if it is ours and nothing has happened since; for each to

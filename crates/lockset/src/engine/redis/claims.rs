@@ -160,6 +160,18 @@ impl Core {
         Ok(self.nodes.way(slot, patience))
     }
 
+    /// The keys of a script: lock and queue of each claim. A script finds the others by itself; a
+    /// cluster must know them all, or it would begin one while half of them are being moved.
+    fn declared<'a>(&self, claims: impl Iterator<Item = &'a Claim> + Clone) -> Vec<String> {
+        let keys = claims.clone().map(|claim| self.keys(&claim.name));
+        let mut names: Vec<String> =
+            keys.flat_map(|keys| [keys.lock().to_owned(), keys.queue()]).collect();
+        if self.nodes.by_slot() {
+            names.extend(claims.flat_map(|claim| self.keys(&claim.name).others(claim.id)));
+        }
+        names
+    }
+
     /// Runs a script that concerns the name of these keys.
     pub(super) async fn run(
         &self,
@@ -213,12 +225,8 @@ impl Core {
     pub(super) async fn beat(&self, waiters: &[Arc<Waiter>]) {
         let Some(first) = waiters.first() else { return };
         let sent = self.clock.now();
-        let mut names = Vec::with_capacity(2 * waiters.len());
-        for waiter in waiters {
-            waiter.beating(sent);
-            let keys = self.keys(&waiter.claim.name);
-            names.extend([keys.lock().to_owned(), keys.queue()]);
-        }
+        waiters.iter().for_each(|waiter| waiter.beating(sent));
+        let names = self.declared(waiters.iter().map(|waiter| &waiter.claim));
         match self.send_beat(&self.keys(&first.claim.name), &names, waiters).await {
             Ok(Value::Array(answers)) => {
                 for (waiter, answer) in waiters.iter().zip(&answers) {
@@ -300,10 +308,9 @@ impl Core {
         batch: &[(&Claim, &Grant)],
         more: Option<Duration>,
     ) -> (Vec<String>, Vec<String>) {
-        let (mut names, mut args) = (Vec::new(), Vec::new());
+        let names = self.declared(batch.iter().map(|(claim, _)| *claim));
+        let mut args = Vec::new();
         for (claim, grant) in batch {
-            let keys = self.keys(&claim.name);
-            names.extend([keys.lock().to_owned(), keys.queue()]);
             args.extend([
                 claim.id.to_string(),
                 grant.token.to_string(),
@@ -454,7 +461,7 @@ impl Core {
     /// Removes whatever bears the id, hands on, and leaves a mark. Whether it held by this token.
     async fn finish(&self, claim: &Claim, token: Option<Token>) -> Result<bool> {
         let keys = self.keys(&claim.name);
-        let names = [keys.lock().to_owned(), keys.queue()];
+        let names = self.declared([claim].into_iter());
         let token = token.map(|token| token.to_string()).unwrap_or_default();
         let args = [claim.id.to_string(), token, MARK_LIFE.as_millis().to_string()];
         let answer = self.run(&self.scripts.finish, &keys, &names, &args).await;
@@ -471,7 +478,7 @@ impl Core {
         to: &str,
     ) -> Result<()> {
         let keys = self.keys(&claim.name);
-        let names = [keys.lock().to_owned(), keys.queue()];
+        let names = self.declared([claim].into_iter());
         let args = [claim.id.to_string(), grant.token.to_string(), what.to_owned(), to.to_owned()];
         let answer = self.run(&self.scripts.amend, &keys, &names, &args).await;
         match word(list(&answer.map_err(Unanswered::into_error)?)?, 0)?.as_str() {

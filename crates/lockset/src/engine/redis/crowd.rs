@@ -54,6 +54,12 @@ impl Request {
             && self.take.as_ref().is_none_or(|take| take.waiter.claim.is_plain())
     }
 
+    /// The claim that it is about.
+    fn claim(&self) -> Option<ClaimId> {
+        let taken = self.take.as_ref().map(|take| take.waiter.claim.id);
+        taken.or(self.give.as_ref().map(|give| give.id))
+    }
+
     fn is_both(&self) -> bool {
         self.give.is_some() && self.take.is_some()
     }
@@ -201,7 +207,13 @@ impl Up {
         let takes = || requests.iter().filter_map(|one| one.take.as_ref().map(|take| (one, take)));
         let (given, taken) = (gives().count(), takes().count());
         let alone = requests.len() == 1;
-        let mut command = script.call(given + 3 * taken + usize::from(alone));
+        // A cluster must know all keys: see `Core::declared`.
+        let others = match requests {
+            [one] if !self.crowd.allowed => one.claim().map(|id| one.keys.others(id)),
+            _ => None,
+        };
+        let others = others.as_ref().map(|others| &others[..]).unwrap_or_default();
+        let mut command = script.call(given + 3 * taken + others.len() + usize::from(alone));
         for (one, _) in gives() {
             command.arg(one.keys.lock());
         }
@@ -215,6 +227,7 @@ impl Up {
         for (one, _) in takes() {
             command.arg(one.keys.beside_in(&mut text, "queue"));
         }
+        command.arg(others);
         if let [one] = requests {
             command.arg(one.keys.beside_in(&mut text, "queue"));
         }

@@ -70,6 +70,13 @@ impl Keys {
         text
     }
 
+    /// All that a script may touch on behalf of this claim, beside lock, queue and cell.
+    pub(super) fn others(&self, id: ClaimId) -> [String; 5] {
+        let [fence, waiters, holders, held] =
+            ["fence", "waiters", "holders", "held"].map(|what| self.beside(what));
+        [fence, waiters, holders, held, self.beside(&format!("mark:{id}"))]
+    }
+
     /// Where all of them are in a cluster; `None` if the name has braces that tear them apart.
     pub(super) fn slot(&self) -> Option<u16> {
         let slot_of_all = slot(self.lock());
@@ -170,7 +177,12 @@ mod tests {
         assert_eq!(keys("{}/42").fence(), "{lockset:{}/42}:fence");
         for name in ["jobs/42", "{user}/42", "a}b{c}"] {
             let keys = keys(name);
-            for key in [keys.fence(), keys.queue(), keys.cell(), keys.beside("mark:7")] {
+            for key in [
+                keys.fence(),
+                keys.queue(),
+                keys.cell(),
+                keys.others(ClaimId::from_bits(7))[4].clone(),
+            ] {
                 assert_eq!(Some(slot(&key)), keys.slot(), "{key}");
             }
         }
@@ -183,7 +195,7 @@ mod tests {
             for name in ["jobs/42", "{user}/42"] {
                 let name: Name = name.parse().unwrap();
                 let keys = Keys::new(prefix, &name);
-                let (fence, mark) = (keys.fence(), keys.beside("mark:7"));
+                let (fence, mark) = (keys.fence(), keys.others(ClaimId::from_bits(7))[4].clone());
                 assert_eq!(Keys::name_of_lock(prefix, keys.lock()), Some(name.clone()));
                 assert_eq!(Keys::name_of_lock(prefix, &fence), None, "{fence}");
                 assert_eq!(Keys::name_of_lock(prefix, &mark), None, "{mark}");

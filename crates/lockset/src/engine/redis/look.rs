@@ -11,7 +11,7 @@ use super::keys::Keys;
 use super::link::Unanswered;
 use super::nodes::Node;
 use super::{Core, PATIENCE};
-use crate::engine::{Break, Cell, Holder, LockState, Scope, Swap, Version};
+use crate::engine::{Break, Cell, ClaimId, Holder, LockState, Scope, Swap, Version};
 use crate::error::Result;
 use crate::name::{Name, Prefix};
 
@@ -21,7 +21,8 @@ const WATCH_EVERY: Duration = Duration::from_millis(100);
 impl Core {
     pub(super) async fn look(&self, name: &Name) -> Result<LockState> {
         let keys = self.keys(name);
-        let names = [keys.lock().to_owned(), keys.queue(), keys.cell()];
+        let mut names = vec![keys.lock().to_owned(), keys.queue(), keys.cell()];
+        names.extend(keys.others(ClaimId::from_bits(0)));
         let answer = self.run(&self.scripts.look, &keys, &names, &[] as &[String]).await;
         look_state(name, &answer.map_err(Unanswered::into_error)?)
     }
@@ -79,7 +80,8 @@ impl Core {
 
     pub(super) async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
         let keys = self.keys(name);
-        let names = [keys.lock().to_owned(), keys.queue()];
+        let mut names = vec![keys.lock().to_owned(), keys.queue()];
+        names.extend(keys.others(ClaimId::from_bits(0)));
         let args = [u8::from(how == Break::Now).to_string()];
         let answer = self.run(&self.scripts.force, &keys, &names, &args).await;
         answers::broken(&answer.map_err(Unanswered::into_error)?)
