@@ -10,7 +10,7 @@ use lockset::engine::Engine;
 use lockset::engine::redis::{Redis, RedisOptions};
 use rustix::process::Signal;
 
-use super::redis::{RedisServer, free_port};
+use super::redis::RedisServer;
 use super::{Stage, Time};
 use crate::process::{Judging, Process};
 use crate::steps::until;
@@ -50,19 +50,20 @@ impl RedisCluster {
     /// Three masters with so many replicas each, and more options.
     pub fn start_with(replicas: usize, options: &[&str]) -> Self {
         let nodes: Vec<_> = (0..MASTERS * (1 + replicas)).map(|_| start_node(options)).collect();
-        let ids = nodes.iter().map(|(node, _)| node.ask(&["CLUSTER", "MYID"])).collect();
-        for (index, (node, bus)) in nodes.iter().enumerate() {
+        let ids = nodes.iter().map(|node| node.ask(&["CLUSTER", "MYID"])).collect();
+        for (index, node) in nodes.iter().enumerate() {
             let epoch = (index + 1).to_string();
             expect_ok(node, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
             if index < MASTERS {
-                let (first, last) = (index * SLOTS / MASTERS, (index + 1) * SLOTS / MASTERS - 1);
-                let (first, last) = (first.to_string(), last.to_string());
-                expect_ok(node, &["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+                // One by one: Redis 6 takes no ranges.
+                let slots = index * SLOTS / MASTERS..(index + 1) * SLOTS / MASTERS;
+                let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
+                let slots: Vec<&str> = slots.iter().map(String::as_str).collect();
+                expect_ok(node, &[&["CLUSTER", "ADDSLOTS"], &slots[..]].concat());
             }
-            let (port, bus) = (node.port().to_string(), bus.to_string());
-            expect_ok(&nodes[0].0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+            expect_ok(&nodes[0], &["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string()]);
         }
-        let all = Self { nodes: nodes.into_iter().map(|(node, _)| node).collect(), ids };
+        let all = Self { nodes, ids };
         all.await_ok();
         for index in MASTERS..all.nodes.len() {
             let replica = &all.nodes[index];
@@ -226,14 +227,12 @@ impl RedisCluster {
     }
 }
 
-fn start_node(options: &[&str]) -> (RedisServer, u16) {
-    let bus = free_port();
-    let number = bus.to_string();
-    let usual = ["--appendonly", "yes", "--cluster-enabled", "yes", "--cluster-port", &number];
+fn start_node(options: &[&str]) -> RedisServer {
+    let usual = ["--appendonly", "yes", "--cluster-enabled", "yes"];
     let quick = ["--cluster-node-timeout", "1000", "--cluster-replica-validity-factor", "0"];
     let replication = ["--repl-diskless-sync", "no", "--repl-ping-replica-period", "1"];
     let options = [&usual[..], &quick, &replication, options].concat();
-    (RedisServer::start_with(&options), bus)
+    RedisServer::start_with(&options)
 }
 
 fn is_linked(node: &RedisServer) -> bool {

@@ -246,7 +246,9 @@ fn start_sentinels(servers: &[RedisServer]) -> Vec<RedisServer> {
             }));
             let sentinel = RedisServer::start_sentinel(*own, &format!("{}\n", lines.join("\n")));
             let hurry = [&["SENTINEL", "DEBUG"], &HASTE[..]].concat();
-            assert_eq!(sentinel.ask(&hurry), "OK");
+            let answer = sentinel.ask(&hurry);
+            // Redis 6 cannot be hurried: there the same takes seconds longer.
+            assert!(answer == "OK" || answer.starts_with("ERR Unknown "), "{answer}");
             sentinel
         };
     known.iter().map(start).collect()
