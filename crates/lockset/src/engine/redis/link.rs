@@ -29,6 +29,8 @@ const PING_EVERY: Duration = Duration::from_secs(5);
 
 /// How a sharded channel's name ends, so that the scripts know it; see `common.lua`.
 const SHARDED: char = '~';
+/// Likewise that of a plain one in a cluster, which reaches the subscribers of all nodes.
+const ANYWHERE: char = '^';
 
 /// Takes what the server pushes.
 pub(super) type Postman = Arc<dyn Fn(&[u8]) + Send + Sync>;
@@ -235,11 +237,9 @@ pub(super) struct Inbox {
 
 impl Inbox {
     fn at(&self, node: &Address) -> String {
-        let sharded = self.map.as_ref().and_then(|map| {
-            let names = (0_u32..1 << 18).map(|n| format!("{}:{n:x}{SHARDED}", self.stem));
-            map.first_at(node, names)
-        });
-        sharded.unwrap_or_else(|| self.stem.clone())
+        let Some(map) = &self.map else { return self.stem.clone() };
+        let names = (0_u32..1 << 18).map(|n| format!("{}:{n:x}{SHARDED}", self.stem));
+        map.first_at(node, names).unwrap_or_else(|| format!("{}{ANYWHERE}", self.stem))
     }
 }
 
@@ -378,7 +378,7 @@ async fn subscribe(
     match redis::cmd("SSUBSCRIBE").arg(&inbox).query_async::<Value>(connection).await {
         // Redis 6 has no sharded channels; its others reach all nodes.
         Err(error) if error.to_string().contains("unknown command") => {
-            let plain = inbox.trim_end_matches(SHARDED).to_owned();
+            let plain = format!("{}{ANYWHERE}", inbox.trim_end_matches(SHARDED));
             redis::cmd("SUBSCRIBE").arg(&plain).query_async::<Value>(connection).await?;
             Ok(plain)
         }
