@@ -222,7 +222,7 @@ async fn show_life(core: Arc<Core>) {
         let now = core.clock.now();
         let due = core.waiters.due(now, all);
         due.iter().for_each(|waiter| waiter.beating(now));
-        for part in core.together(&due, |waiter| &waiter.claim.name) {
+        for part in core.together(&due, BATCH, |waiter| &waiter.claim.name) {
             let part: Vec<Arc<Waiter>> = part.into_iter().map(|(_, waiter)| waiter).collect();
             let core = core.clone();
             // Each by itself: a node that is silent must not cost waiters on others their places.

@@ -12,7 +12,7 @@ use super::link::{self, Answer, Unanswered};
 use super::nodes::Way;
 use super::scripts::Script;
 use super::waiting::{News, Waiter};
-use super::{BATCH, Core, LEAST_PATIENCE, MARK_LIFE, PATIENCE, answers};
+use super::{Core, LEAST_PATIENCE, MARK_LIFE, PATIENCE, answers};
 use crate::clock::Moment;
 use crate::engine::{Claim, Grant, Mode, Replicas, Wait, drift};
 use crate::error::{Error, LossReason, Result};
@@ -21,6 +21,9 @@ use crate::token::Token;
 
 /// The pause before a request is repeated that was not answered, or refused for the moment.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+/// At most so many leases are renewed in one script: a command or two for each.
+const RENEWALS: usize = 200;
 
 /// What came of a request.
 enum Asked {
@@ -350,21 +353,23 @@ impl Core {
 
     pub(super) async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
         let sent = self.clock.now();
-        let parts = self.together(batch, |(claim, _)| &claim.name).into_iter().map(|part| {
-            let part: Vec<(usize, (&Claim, &Grant))> = part;
-            async move {
-                let leases: Vec<_> = part.iter().map(|(_, lease)| *lease).collect();
-                let answers = self.extend(&leases, None).await;
-                let each = part.into_iter().enumerate().map(|(index, (place, (claim, grant)))| {
-                    let answer = match &answers {
-                        Ok(answers) => renewed(claim, grant, sent, &answers[index]),
-                        Err(error) => Err(link::again(error)),
-                    };
-                    (place, answer)
-                });
-                each.collect::<Vec<_>>()
-            }
-        });
+        let parts =
+            self.together(batch, RENEWALS, |(claim, _)| &claim.name).into_iter().map(|part| {
+                let part: Vec<(usize, (&Claim, &Grant))> = part;
+                async move {
+                    let leases: Vec<_> = part.iter().map(|(_, lease)| *lease).collect();
+                    let answers = self.extend(&leases, None).await;
+                    let each =
+                        part.into_iter().enumerate().map(|(index, (place, (claim, grant)))| {
+                            let answer = match &answers {
+                                Ok(answers) => renewed(claim, grant, sent, &answers[index]),
+                                Err(error) => Err(link::again(error)),
+                            };
+                            (place, answer)
+                        });
+                    each.collect::<Vec<_>>()
+                }
+            });
         let mut answers: Vec<(usize, Result<Grant>)> =
             futures_util::future::join_all(parts).await.into_iter().flatten().collect();
         answers.sort_unstable_by_key(|(place, _)| *place);
@@ -375,6 +380,7 @@ impl Core {
     pub(super) fn together<T: Clone>(
         &self,
         all: &[T],
+        most: usize,
         name: impl Fn(&T) -> &Name,
     ) -> Vec<Vec<(usize, T)>> {
         let mut by_slot = std::collections::BTreeMap::<_, Vec<(usize, T)>>::new();
@@ -384,7 +390,7 @@ impl Core {
         }
         by_slot
             .into_values()
-            .flat_map(|part| part.chunks(BATCH).map(<[_]>::to_vec).collect::<Vec<_>>())
+            .flat_map(|part| part.chunks(most).map(<[_]>::to_vec).collect::<Vec<_>>())
             .collect()
     }
 

@@ -238,9 +238,11 @@ end
 -- The place of `c` lives for another q. A queue of corpses vanishes by itself.
 local function refresh(k, c)
   call('HSET', k.waiters, c.id, num(now() + c.q) .. '|' .. c.body)
-  local life = math.max(c.q * 2 + 60000, call('PTTL', k.queue))
-  call('PEXPIRE', k.queue, life)
-  call('PEXPIRE', k.waiters, life)
+  local life = c.q * 2 + 60000
+  for _, key in ipairs({ k.queue, k.waiters }) do
+    -- Not every sign of life has to say so again.
+    if call('PTTL', key) < life - 20000 then call('PEXPIRE', key, life) end
+  end
 end
 
 local function enqueue(k, c, ticket)
@@ -312,8 +314,9 @@ end
 
 -- Release and withdrawal are one: whatever bears the id is removed, and the lock handed on.
 local function finish(k, id, token)
-  unqueue(k, id)
   local held = drop(k, id)
+  -- One that held does not wait.
+  if not held then unqueue(k, id) end
   if held == '0' then held = token end
   -- The waiters' signs of life find the lock if it cannot be handed on now.
   pcall(hand_on, k, nil)
