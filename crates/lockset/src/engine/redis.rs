@@ -253,7 +253,8 @@ impl Core {
     }
 
     fn check_name(&self, name: &Name) -> Result<()> {
-        if !self.keys(name).looks_like_another() {
+        let begins_alike = self.prefix.is_empty() || self.prefix.starts_with('{');
+        if !begins_alike || !self.keys(name).looks_like_another() {
             return Ok(());
         }
         let why = "with this prefix it would be taken for a key beside another lock";
