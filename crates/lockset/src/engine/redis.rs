@@ -145,8 +145,8 @@ impl Redis {
     /// Connects. Must be called inside a tokio runtime, on which the connection then lives.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for a URL that is none;
-    /// [`Error::Unreachable`](crate::Error::Unreachable) if the server does not answer or refuses
+    /// [`Error::Invalid`] for a URL that is none;
+    /// [`Error::Unreachable`] if the server does not answer or refuses
     /// the user.
     ///
     /// # Cancel safety
