@@ -126,6 +126,8 @@ async fn a_deleted_or_replaced_file_is_an_error_at_the_next_operation() {
         if replace {
             std::fs::write(&path, "another").unwrap();
         }
+        // It is looked for once a millisecond at most.
+        std::thread::sleep(std::time::Duration::from_millis(3));
         let error = engine.acquire(&new, Wait::No).await.unwrap_err();
         assert!(error.to_string().contains(words) && !error.is_retryable(), "{error}");
         // Who opens the file now may be granted the same lock, so ours can no longer be trusted.
