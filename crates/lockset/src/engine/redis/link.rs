@@ -126,8 +126,10 @@ impl Up {
         let answer = match tokio::time::timeout(patience, request).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => {
-                // A master that became a replica: the next connection finds the new one.
-                if error.code() == Some("READONLY") {
+                // A master that became a replica: the next connection finds the new one. One that
+                // failed fails again: nobody is to be sent over it before its end is noticed.
+                let failed = error.is_io_error() || error.is_connection_dropped();
+                if failed || error.code() == Some("READONLY") {
                     self.health.end();
                 }
                 Err(judge(error))
@@ -224,6 +226,12 @@ pub(super) struct Maker {
     pub(super) replicas: Arc<AtomicU32>,
     /// Counts the connections that were made.
     pub(super) made: watch::Sender<u64>,
+}
+
+impl std::fmt::Debug for Maker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Maker").field("servers", &self.servers).finish_non_exhaustive()
+    }
 }
 
 /// The channel on which the server tells what concerns this client.
