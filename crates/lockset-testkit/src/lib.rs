@@ -5,8 +5,8 @@
 //! * [`suite!`](macro@crate::suite): one test per law and form, and a test that none was forgotten.
 //! * [`mutants`]: for each law a broken engine that fails it.
 //! * [`handoff_model`]: the queue of the Redis engine, explored in every order of events.
-//! * [`steps`], [`crowd`] and [`python`]: what the tests of real servers share, and other people's
-//!   clients.
+//! * [`steps`], [`crowd`], [`proxy`] and [`python`]: what the tests of real servers share, and
+//!   other people's clients.
 //! * [`simulation`] and [`oracle`]: the real front over a faulty engine in virtual time, and the
 //!   judge of what was seen.
 // This crate is test code: a broken expectation must end the test, with words.
@@ -20,6 +20,7 @@ pub mod layer;
 pub mod mutants;
 pub mod oracle;
 pub mod process;
+pub mod proxy;
 pub mod python;
 pub mod simulation;
 pub mod stage;

@@ -1,15 +1,14 @@
 //! Corners of the Redis engine where two rules meet, each seen on a real server.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockset::clock::Clock;
 use lockset::engine::redis::{Redis, RedisOptions};
 use lockset::engine::{Amend, Claim, Engine, Mode, Wait};
 use lockset::{Break, ClaimId, Error, LossReason, Note, Token};
+use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{RedisCluster, RedisServer};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -390,9 +389,8 @@ fn a_silent_connection_beside_is_given_up() {
         }
         tokio::time::sleep(Duration::from_millis(300)).await;
     });
-    let count = proxy.desk.rules.lock().unwrap().connections.len();
-    assert_eq!(count, 2);
-    proxy.desk.change(|rules| rules.only = Some(1));
+    assert_eq!(proxy.connections(), 2);
+    proxy.hold_requests_of(1);
     let taken = here.block_on(async {
         tokio::time::timeout(Duration::from_secs(12), redis.acquire(&claim("x"), Wait::Forever))
             .await
@@ -401,148 +399,4 @@ fn a_silent_connection_beside_is_given_up() {
         redis.acquire(&claim("y"), Wait::No).await.unwrap().unwrap();
     });
     assert!(taken.is_ok(), "no lock within 12 s while the server answers");
-}
-
-/// A connection in between that loses answers and holds requests back.
-struct Proxy {
-    port: u16,
-    desk: Arc<Desk>,
-}
-
-#[derive(Default)]
-struct Desk {
-    rules: Mutex<Rules>,
-    changed: Condvar,
-}
-
-/// Rules hold for the connections that were there when they were made.
-#[derive(Default)]
-struct Rules {
-    connections: Vec<TcpStream>,
-    held_below: usize,
-    deaf_below: usize,
-    only: Option<usize>,
-    seen: Seen,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Seen {
-    held: usize,
-    swallowed: usize,
-    late: usize,
-}
-
-impl Proxy {
-    fn before(server: &RedisServer) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (port, desk) = (listener.local_addr().unwrap().port(), Arc::<Desk>::default());
-        let (server, its_desk) = (server.port(), desk.clone());
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                its_desk.join(client.unwrap(), server);
-            }
-        });
-        Self { port, desk }
-    }
-
-    fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
-    }
-
-    fn hold_requests(&self) {
-        self.desk.change(|rules| rules.held_below = rules.connections.len());
-    }
-
-    /// Ends all connections for the clients. What was held back may still come to the server.
-    fn cut(&self) {
-        self.desk.change(|rules| {
-            for client in &rules.connections {
-                let _ = client.shutdown(Shutdown::Both);
-            }
-        });
-    }
-
-    /// What was held back comes to the server, which answers it to nobody.
-    fn deliver_late(&self) {
-        self.desk.change(|rules| rules.deaf_below = rules.held_below);
-        let before = self.desk.rules.lock().unwrap().seen.swallowed;
-        self.desk.change(|rules| rules.held_below = 0);
-        self.until("the late request is answered", |seen| seen.late > 0 && seen.swallowed > before);
-    }
-
-    fn until(&self, what: &str, happened: impl Fn(Seen) -> bool) {
-        let patience = Duration::from_secs(10);
-        tokio::task::block_in_place(|| {
-            let rules = self.desk.rules.lock().unwrap();
-            let not_yet = |rules: &mut Rules| !happened(rules.seen);
-            let waited = self.desk.changed.wait_timeout_while(rules, patience, not_yet);
-            assert!(!waited.unwrap().1.timed_out(), "it did not happen: {what}");
-        });
-    }
-}
-
-impl Desk {
-    fn change(&self, change: impl FnOnce(&mut Rules)) {
-        change(&mut self.rules.lock().unwrap());
-        self.changed.notify_all();
-    }
-
-    fn join(self: &Arc<Self>, client: TcpStream, server: u16) {
-        let mut rules = self.rules.lock().unwrap();
-        let number = rules.connections.len();
-        rules.connections.push(client.try_clone().unwrap());
-        drop(rules);
-        let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
-        let (tell, requests) = mpsc::channel();
-        let reads = client.try_clone().unwrap();
-        let (holds, to_server) = (self.clone(), server.try_clone().unwrap());
-        let answers = self.clone();
-        std::thread::spawn(move || read_all(reads, |part| tell.send(part).unwrap()));
-        std::thread::spawn(move || holds.pass_requests(number, &requests, to_server));
-        std::thread::spawn(move || {
-            read_all(server, |part| answers.pass_answer(number, &part, &client));
-            let _ = client.shutdown(Shutdown::Both);
-        });
-    }
-
-    fn pass_requests(
-        &self,
-        number: usize,
-        requests: &mpsc::Receiver<Vec<u8>>,
-        mut server: TcpStream,
-    ) {
-        while let Ok(part) = requests.recv() {
-            let mut rules = self.rules.lock().unwrap();
-            if number < rules.held_below || rules.only == Some(number) {
-                rules.seen.held += 1;
-                self.changed.notify_all();
-                rules = self
-                    .changed
-                    .wait_while(rules, |r| number < r.held_below || r.only == Some(number))
-                    .unwrap();
-                rules.seen.late += 1;
-                self.changed.notify_all();
-            }
-            drop(rules);
-            let _ = server.write_all(&part);
-        }
-        let _ = server.shutdown(Shutdown::Write);
-    }
-
-    fn pass_answer(&self, number: usize, part: &[u8], mut client: &TcpStream) {
-        let mut rules = self.rules.lock().unwrap();
-        if number < rules.deaf_below {
-            rules.seen.swallowed += 1;
-            self.changed.notify_all();
-        } else {
-            let _ = client.write_all(part);
-        }
-    }
-}
-
-fn read_all(mut from: TcpStream, mut take: impl FnMut(Vec<u8>)) {
-    let mut buffer = [0; 4096];
-    while let Ok(length @ 1..) = from.read(&mut buffer) {
-        take(buffer[..length].to_vec());
-    }
 }

@@ -1,15 +1,13 @@
 //! What the Redis engine makes of faults: each has a clear outcome, seen on a real server.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lockset::{Break, Error, Guard, LockState, Lockset, LossReason, State};
+use lockset::{Break, Guard, LockState, Lockset, LossReason, State};
+use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::RedisServer;
-use tokio::task::JoinHandle;
+use lockset_testkit::steps::{Waiting, assert_told, is_free, lost, served, told, within};
 
 /// The place of a waiter then lives for 1.5 s and is refreshed every 500 ms.
 const TTL: Duration = Duration::from_secs(3);
@@ -32,15 +30,8 @@ async fn lock(locks: &Lockset, name: &str) -> Guard {
     within(SOON, "a free lock", locks.mutex(name).unwrap().lock()).await.unwrap()
 }
 
-async fn is_free(locks: &Lockset, name: &str) -> bool {
-    match locks.mutex(name).unwrap().try_lock().await.unwrap() {
-        None => false,
-        Some(guard) => guard.release().await.is_ok(),
-    }
-}
-
 /// Somebody waits for the lock, and the server knows.
-async fn waiter(locks: &Lockset, name: &str) -> JoinHandle<lockset::Result<Guard>> {
+async fn waiter(locks: &Lockset, name: &str) -> Waiting {
     let before = locks.inspect(name).await.unwrap().waiters.len();
     let mutex = locks.mutex(name).unwrap();
     let waiting = tokio::spawn(async move { mutex.lock().await });
@@ -48,24 +39,10 @@ async fn waiter(locks: &Lockset, name: &str) -> JoinHandle<lockset::Result<Guard
     waiting
 }
 
-async fn served(limit: Duration, waiting: JoinHandle<lockset::Result<Guard>>) -> Guard {
-    within(limit, "the waiter is served", waiting).await.unwrap().unwrap()
-}
-
-async fn lost(limit: Duration, guard: &Guard) -> LossReason {
-    within(limit, "the holder is told", guard.lost()).await
-}
-
 async fn state_with(locks: &Lockset, name: &str, as_told: impl Fn(&LockState) -> bool) {
     let mut states = locks.watch_name(name).unwrap();
     let found = async { while !as_told(&states.next().await.unwrap().unwrap()) {} };
     within(Duration::from_secs(5), "the state that is waited for", found).await;
-}
-
-async fn within<T>(limit: Duration, what: &str, future: impl Future<Output = T>) -> T {
-    let answer = tokio::time::timeout(limit, future).await;
-    assert!(answer.is_ok(), "not within {limit:?}: {what}");
-    answer.unwrap()
 }
 
 /// Redis tells of no such thing by itself, so it is asked.
@@ -75,24 +52,6 @@ async fn until(what: &str, mut happened: impl FnMut() -> bool) {
         assert!(began.elapsed() < Duration::from_secs(10), "it did not happen: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-}
-
-/// The message with its causes, and whether trying again may help.
-fn told(error: &Error) -> (String, bool) {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    (text, error.is_retryable())
-}
-
-#[track_caller]
-fn assert_told(error: &Error, words: &str, retryable: bool) {
-    let (text, may_help) = told(error);
-    assert!(text.contains(words), "{words:?} is not in {text:?}");
-    assert_eq!(may_help, retryable, "{text}");
 }
 
 /// Cuts every connection of lockset, and returns when as many stand again.
@@ -213,7 +172,7 @@ async fn a_withdrawn_claim_stays_withdrawn_when_its_request_arrives_late() {
     let began = Instant::now();
     let patience = Duration::from_millis(200);
     let error = ours.mutex("withdrawn").unwrap().lock_within(patience).await.unwrap_err();
-    assert_told(&error, "no answer within", true);
+    assert_told(&error, &["no answer within"], true);
     assert!(began.elapsed() < patience + SOON, "it waited longer than it was told to");
     proxy.cut();
     until("it is withdrawn", || server.ask(&["KEYS", "*:mark:*"]).contains("withdrawn")).await;
@@ -236,7 +195,7 @@ async fn a_release_whose_answer_was_lost_has_handed_over_once() {
     proxy.until("an answer is lost", |seen| seen.swallowed > 0);
     proxy.cut();
     let error = within(SOON, "it is told", releasing).await.unwrap().unwrap_err();
-    assert_told(&error, "the connection failed", true);
+    assert_told(&error, &["the connection failed"], true);
     until("the rest is withdrawn", || server.ask(&["KEYS", "*:mark:*"]).contains("handed")).await;
     next.confirm().await.unwrap();
     assert!(!is_free(&ours, "handed").await);
@@ -320,7 +279,7 @@ async fn a_key_of_another_type_is_refused_and_costs_only_its_own_lock() {
     let ours = client(&server.url()).await;
     server.ask(&["HSET", "lockset:typed", "a", "b"]);
     let error = ours.mutex("typed").unwrap().lock().await.unwrap_err();
-    assert_told(&error, "something that is not a lock (WRONGTYPE)", false);
+    assert_told(&error, &["something that is not a lock (WRONGTYPE)"], false);
     let (hit, spared) = (lock(&ours, "hit").await, lock(&ours, "spared").await);
     server.ask(&["DEL", "lockset:hit"]);
     server.ask(&["HSET", "lockset:hit", "a", "b"]);
@@ -337,8 +296,8 @@ async fn a_refused_user_is_told_what_to_check_and_secrets_are_not_shown() {
     let words = "check user, password and ACL rules";
     for who in ["", ":wrong-secret@", "nobody:wrong-secret@"] {
         let error = Lockset::connect(&with(who)).await.unwrap_err();
-        assert_told(&error, words, false);
-        let shown = format!("{error:?} {}", told(&error).0);
+        assert_told(&error, &[words], false);
+        let shown = format!("{error:?} {}", told(&error));
         assert!(!shown.contains("-secret"), "{shown}");
     }
     let url = with(":right-secret@");
@@ -358,9 +317,9 @@ async fn a_replica_is_not_taken_for_a_master() {
     replica.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
     let patience = Duration::from_millis(200);
     let error = ours.mutex("demoted").unwrap().lock_within(patience).await.unwrap_err();
-    assert_told(&error, "the server is a replica", true);
+    assert_told(&error, &["the server is a replica"], true);
     let error = Lockset::connect(&replica.url()).await.unwrap_err();
-    assert_told(&error, "the server is a replica", true);
+    assert_told(&error, &["the server is a replica"], true);
     replica.ask(&["REPLICAOF", "NO", "ONE"]);
     lock(&ours, "demoted").await.release().await.unwrap();
 }
@@ -373,7 +332,7 @@ async fn without_memory_locks_are_kept_and_given_back_but_not_taken() {
     let waiting = waiter(&theirs, "kept").await;
     server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = ours.mutex("new").unwrap().try_lock().await.unwrap_err();
-    assert_told(&error, "out of memory", true);
+    assert_told(&error, &["out of memory"], true);
     assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
     guard.release().await.unwrap();
     assert_eq!(server.ask(&["GET", "lockset:kept"]), "");
@@ -421,7 +380,7 @@ async fn a_server_that_still_loads_is_waited_for() {
     server.restart_with(&["--key-load-delay", "5000"]);
     let ours = client(&server.url()).await;
     let error = ours.mutex("loading").unwrap().try_lock().await.unwrap_err();
-    assert_told(&error, "loading its data", true);
+    assert_told(&error, &["loading its data"], true);
     let waiting = ours.mutex("loading").unwrap();
     within(Duration::from_secs(10), "it is loaded", waiting.lock())
         .await
@@ -509,157 +468,5 @@ async fn the_documented_rules_are_enough() {
         // Redis 6.0 does not mind the channel, but the keys.
         Ok(others) => others.mutex("refused").unwrap().try_lock().await.unwrap_err(),
     };
-    assert_told(&error, "check user, password and ACL rules", false);
-}
-
-/// A connection in between that loses answers and holds requests back.
-struct Proxy {
-    port: u16,
-    desk: Arc<Desk>,
-}
-
-#[derive(Default)]
-struct Desk {
-    rules: Mutex<Rules>,
-    changed: Condvar,
-}
-
-/// Rules hold for the connections that were there when they were made.
-#[derive(Default)]
-struct Rules {
-    connections: Vec<TcpStream>,
-    held_below: usize,
-    deaf_below: usize,
-    refuse: bool,
-    seen: Seen,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Seen {
-    held: usize,
-    swallowed: usize,
-    late: usize,
-}
-
-impl Proxy {
-    fn before(server: &RedisServer) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (port, desk) = (listener.local_addr().unwrap().port(), Arc::<Desk>::default());
-        let (server, its_desk) = (server.port(), desk.clone());
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                its_desk.join(client.unwrap(), server);
-            }
-        });
-        Self { port, desk }
-    }
-
-    fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
-    }
-
-    fn swallow_answers(&self) {
-        self.desk.change(|rules| rules.deaf_below = rules.connections.len());
-    }
-
-    fn hold_requests(&self) {
-        self.desk.change(|rules| rules.held_below = rules.connections.len());
-    }
-
-    fn refuse(&self, refuse: bool) {
-        self.desk.change(|rules| rules.refuse = refuse);
-    }
-
-    /// Ends all connections for the clients. What was held back may still come to the server.
-    fn cut(&self) {
-        self.desk.change(|rules| {
-            for client in &rules.connections {
-                let _ = client.shutdown(Shutdown::Both);
-            }
-        });
-    }
-
-    /// What was held back comes to the server, which answers it to nobody.
-    fn deliver_late(&self) {
-        self.desk.change(|rules| rules.deaf_below = rules.held_below);
-        let before = self.desk.rules.lock().unwrap().seen.swallowed;
-        self.desk.change(|rules| rules.held_below = 0);
-        self.until("the late request is answered", |seen| seen.late > 0 && seen.swallowed > before);
-    }
-
-    fn until(&self, what: &str, happened: impl Fn(Seen) -> bool) {
-        let patience = Duration::from_secs(10);
-        tokio::task::block_in_place(|| {
-            let rules = self.desk.rules.lock().unwrap();
-            let not_yet = |rules: &mut Rules| !happened(rules.seen);
-            let waited = self.desk.changed.wait_timeout_while(rules, patience, not_yet);
-            assert!(!waited.unwrap().1.timed_out(), "it did not happen: {what}");
-        });
-    }
-}
-
-impl Desk {
-    fn change(&self, change: impl FnOnce(&mut Rules)) {
-        change(&mut self.rules.lock().unwrap());
-        self.changed.notify_all();
-    }
-
-    fn join(self: &Arc<Self>, client: TcpStream, server: u16) {
-        let mut rules = self.rules.lock().unwrap();
-        if rules.refuse {
-            return;
-        }
-        let number = rules.connections.len();
-        rules.connections.push(client.try_clone().unwrap());
-        drop(rules);
-        let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
-        let (tell, requests) = mpsc::channel();
-        let reads = client.try_clone().unwrap();
-        let (holds, to_server) = (self.clone(), server.try_clone().unwrap());
-        let answers = self.clone();
-        std::thread::spawn(move || read_all(reads, |part| tell.send(part).unwrap()));
-        std::thread::spawn(move || holds.pass_requests(number, &requests, to_server));
-        std::thread::spawn(move || {
-            read_all(server, |part| answers.pass_answer(number, &part, &client));
-            let _ = client.shutdown(Shutdown::Both);
-        });
-    }
-
-    fn pass_requests(
-        &self,
-        number: usize,
-        requests: &mpsc::Receiver<Vec<u8>>,
-        mut server: TcpStream,
-    ) {
-        while let Ok(part) = requests.recv() {
-            let mut rules = self.rules.lock().unwrap();
-            if number < rules.held_below {
-                rules.seen.held += 1;
-                self.changed.notify_all();
-                rules = self.changed.wait_while(rules, |r| number < r.held_below).unwrap();
-                rules.seen.late += 1;
-                self.changed.notify_all();
-            }
-            drop(rules);
-            let _ = server.write_all(&part);
-        }
-        let _ = server.shutdown(Shutdown::Write);
-    }
-
-    fn pass_answer(&self, number: usize, part: &[u8], mut client: &TcpStream) {
-        let mut rules = self.rules.lock().unwrap();
-        if number < rules.deaf_below {
-            rules.seen.swallowed += 1;
-            self.changed.notify_all();
-        } else {
-            let _ = client.write_all(part);
-        }
-    }
-}
-
-fn read_all(mut from: TcpStream, mut take: impl FnMut(Vec<u8>)) {
-    let mut buffer = [0; 4096];
-    while let Ok(length @ 1..) = from.read(&mut buffer) {
-        take(buffer[..length].to_vec());
-    }
+    assert_told(&error, &["check user, password and ACL rules"], false);
 }

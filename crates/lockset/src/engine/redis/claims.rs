@@ -10,7 +10,7 @@ use super::crowd::{Acted, Give, Request, Take};
 use super::keys::{self, Keys};
 use super::link::{self, Answer, Unanswered};
 use super::nodes::Way;
-use super::scripts::Script;
+use super::scripts::{Script, TOKENS_END};
 use super::waiting::{News, Waiter};
 use super::{Core, LEAST_PATIENCE, MARK_LIFE, PATIENCE, answers};
 use crate::clock::Moment;
@@ -561,9 +561,8 @@ fn clash(used: &str, claim: &Claim) -> String {
     }
 }
 
-/// The scripts count in doubles, which are exact up to 2^53.
 pub(super) fn check_token(token: Token) -> Result<()> {
-    if token < Token::new(1 << 53) {
+    if token < Token::new(TOKENS_END) {
         return Ok(());
     }
     Err(Error::invalid("token", &token.to_string(), "on Redis tokens are below 2^53"))

@@ -76,7 +76,7 @@ local function next_number(k, c)
     n = math.max(n, tonumber(c.floor), now_us())
     call('SET', k.fence, num(n), 'PX', FENCE_IDLE_MS)
   end
-  if n >= 9007199254740992 then error('the tokens of this name are used up') end
+  if n >= TOKENS_END then error('the tokens of this name are used up') end
   return n
 end
 

@@ -34,7 +34,7 @@ for i = given + 1, all do
       token = math.max(floor, time[1] * 1000000 + time[2])
       redis.call('SET', KEYS[taken + i], string.format('%.0f', token), 'PX', FENCE_IDLE_MS)
     end
-    if type(token) == 'number' and token < 9007199254740992 then
+    if type(token) == 'number' and token < TOKENS_END then
       answers[i] = token
     else
       redis.call('DEL', KEYS[i])

@@ -240,25 +240,17 @@ impl std::fmt::Debug for Node {
 /// The nodes of a cluster, as far as they were needed.
 #[derive(Debug)]
 struct Cluster {
-    maker: ClusterMaker,
+    maker: Maker,
     map: Arc<Map>,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
     looked: tokio::sync::Mutex<Option<Instant>>,
     home: Handle,
 }
 
-struct ClusterMaker(Maker);
-
-impl std::fmt::Debug for ClusterMaker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.servers.fmt(f)
-    }
-}
-
 impl Cluster {
     async fn open(maker: Maker, map: Arc<Map>) -> Result<Self> {
         let cluster = Self {
-            maker: ClusterMaker(maker),
+            maker,
             map,
             nodes: Mutex::default(),
             looked: tokio::sync::Mutex::default(),
@@ -277,7 +269,7 @@ impl Cluster {
         let node = nodes.entry(master.clone()).or_insert_with(|| {
             // Its tasks live where the client's do.
             let _home = self.home.enter();
-            let maker = Maker { node: Some(master.clone()), ..self.maker.0.clone() };
+            let maker = Maker { node: Some(master.clone()), ..self.maker.clone() };
             Arc::new(Node::new(maker.clone(), Link::begin(maker)))
         });
         node.clone()
@@ -298,7 +290,7 @@ impl Cluster {
     /// Any node tells the map; which one is asked first changes, for one may be cut off.
     async fn look(&self) -> Result<()> {
         let mut known = self.map.masters();
-        known.extend(self.maker.0.servers.hosts.iter().cloned());
+        known.extend(self.maker.servers.hosts.iter().cloned());
         let first = rand::random_range(0..known.len().max(1));
         known.rotate_left(first);
         let mut why = failed("no node is known".to_owned(), false, None);
@@ -316,7 +308,7 @@ impl Cluster {
         let ask = async {
             let mut connection = match standing {
                 Some(up) => up.connection.clone(),
-                None => self.maker.0.servers.client(at)?.get_multiplexed_async_connection().await?,
+                None => self.maker.servers.client(at)?.get_multiplexed_async_connection().await?,
             };
             redis::cmd("CLUSTER").arg("SLOTS").query_async::<Value>(&mut connection).await
         };
@@ -327,7 +319,7 @@ impl Cluster {
         let ranges = read_ranges(&answer, at)?;
         // Of whichever master has most: one that was just promoted may have none yet.
         let most = ranges.iter().map(Range::replicas).max().unwrap_or(0);
-        self.maker.0.replicas.fetch_max(most, Ordering::Relaxed);
+        self.maker.replicas.fetch_max(most, Ordering::Relaxed);
         if ranges.is_empty() {
             let what = "the node serves no slots: it is in no cluster yet".to_owned();
             return Err(failed(what, true, None));

@@ -7,7 +7,7 @@ local given = false
 if ARGV[1] ~= '' and ARGV[7] ~= '' and redis.call('EXISTS', KEYS[3]) == 0
   and redis.call('MGET', KEYS[1])[1] == ARGV[7] then
   local token = redis.pcall('INCR', KEYS[2])
-  if type(token) == 'number' and token >= tonumber(ARGV[3]) and token < 9007199254740992 then
+  if type(token) == 'number' and token >= tonumber(ARGV[3]) and token < TOKENS_END then
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
     return { 1, token }
   end

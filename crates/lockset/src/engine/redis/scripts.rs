@@ -5,6 +5,9 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, ToRedisArgs, Value};
 
+/// The scripts count in doubles, which are exact below this.
+pub(super) const TOKENS_END: u64 = 1 << 53;
+
 /// All that is decided on the server.
 #[derive(Debug)]
 pub(super) struct Scripts {
@@ -25,7 +28,10 @@ impl Scripts {
     pub(super) fn new(fence_idle: Duration) -> Self {
         let idle = fence_idle.as_millis().to_string();
         let common = include_str!("common.lua");
-        let new = |code: String| Script::new(code.replace("FENCE_IDLE_MS", &idle));
+        let end = TOKENS_END.to_string();
+        let new = |code: String| {
+            Script::new(code.replace("FENCE_IDLE_MS", &idle).replace("TOKENS_END", &end))
+        };
         let script = |body: &str| new(format!("{common}\n{body}"));
         // The usual case, what it needs otherwise, and then the rest.
         let usual = |usual: &str, rest: &str| new(format!("{usual}\n{common}\n{rest}"));

@@ -8,7 +8,7 @@ if ARGV[1] ~= '' and redis.call('EXISTS', KEYS[3]) == 0 then
   local set = redis.pcall('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
   if set and set.ok then
     local token = redis.pcall('INCR', KEYS[2])
-    if type(token) == 'number' and token >= tonumber(ARGV[3]) and token < 9007199254740992 then
+    if type(token) == 'number' and token >= tonumber(ARGV[3]) and token < TOKENS_END then
       return token
     end
     -- A fence below the time of the connection was lost or never was: see `next_number`.
