@@ -13,6 +13,7 @@ use futures_util::poll;
 use lockset::Lockset;
 use tokio::sync::mpsc;
 
+use crate::redlock;
 use crate::server::Server;
 use crate::turns::{Stamp, Turns};
 
@@ -91,6 +92,9 @@ pub(crate) fn obey(url: &str) {
 }
 
 async fn obey_each(url: &str, mut orders: mpsc::UnboundedReceiver<String>) {
+    if let Some(url) = url.strip_prefix(redlock::RSLOCK) {
+        return obey_by_rslock(url, orders).await;
+    }
     let locks = Lockset::connect(url).await.unwrap();
     let mut stamps = Vec::new();
     println!("ready");
@@ -105,6 +109,24 @@ async fn obey_each(url: &str, mut orders: mpsc::UnboundedReceiver<String>) {
             ["wait", prefix, names, tasks] => {
                 wait(&locks, prefix, names.parse().unwrap(), tasks.parse().unwrap()).await;
             }
+            other => panic!("no such order: {other:?}"),
+        }
+    }
+}
+
+/// The same with somebody else's locks.
+async fn obey_by_rslock(url: &str, mut orders: mpsc::UnboundedReceiver<String>) {
+    let locks = redlock::rslock_at(url);
+    let mut stamps = Vec::new();
+    println!("ready");
+    while let Some(line) = orders.recv().await {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words.as_slice() {
+            ["take", name, waiters, each] => {
+                let (waiters, each) = (waiters.parse().unwrap(), each.parse().unwrap());
+                stamps = redlock::contend_by_rslock(&locks, name, waiters, each).await;
+            }
+            ["show"] => show(&stamps),
             other => panic!("no such order: {other:?}"),
         }
     }

@@ -15,13 +15,17 @@ mod cluster;
 mod local;
 mod memory;
 mod redis;
+mod redlock;
 mod sentinel;
+mod skew;
 
 pub use cluster::{ClusterStage, RedisCluster};
 pub use local::LocalStage;
 pub use memory::MemoryStage;
 pub use redis::{RedisServer, RedisStage};
+pub use redlock::{DURABLE, RedlockNodes, RedlockStage};
 pub use sentinel::{RedisSentinel, SentinelStage};
+pub use skew::Skew;
 
 /// One home, empty at first, with clients, processes, faults and time as the laws need them. Every
 /// law gets a fresh one.

@@ -97,6 +97,17 @@ impl Clock {
         }
     }
 
+    /// What comes of `work`, if it comes before `deadline`.
+    ///
+    /// # Cancel safety
+    /// As cancel safe as `work`.
+    pub async fn before<T>(&self, deadline: Moment, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = work => Some(done),
+            () = self.sleep_until(deadline) => None,
+        }
+    }
+
     /// Sleeps until `deadline` has passed on this clock, whatever the machine did in between.
     ///
     /// # Cancel safety

@@ -20,7 +20,8 @@ const ENGINES: &[&str] = &[
     "redis://host:port",
     "redis+sentinel://host:port,…/service",
     "redis+cluster://host:port,…",
-    "rediss://… for TLS",
+    "redlock://host:port,host:port,host:port,…",
+    "rediss://…, redlocks://… for TLS",
 ];
 
 /// How to connect, where a URL alone does not say it. Made by [`Lockset::builder`].
@@ -119,6 +120,7 @@ async fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn En
         "local" => open_local(url, holder_process),
         "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
         | "rediss+cluster" => open_redis(url).await,
+        "redlock" | "redlocks" => open_redlock(url).await,
         other => Err(Error::invalid("engine", other, format!("there are {}", known_engines()))),
     }
 }
@@ -164,10 +166,7 @@ async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
         "sentinel_login",
     ])?;
     let mut options =
-        RedisOptions { url: format!("{}:{}", url.scheme, url.rest), ..RedisOptions::default() };
-    if let Some(prefix) = url.option("prefix") {
-        options.prefix = prefix.to_owned();
-    }
+        RedisOptions { url: format!("{}:{}", url.scheme, url.rest), ..redis_options(url)? };
     if let Some(replicas) = url.option("replicas") {
         options.replicas = replicas.parse()?;
     }
@@ -178,6 +177,17 @@ async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
         })?;
         options.fence_idle = Duration::from_secs(days * 86_400);
     }
+    options.sentinel_login = url.option("sentinel_login").map(str::to_owned);
+    Ok(Arc::new(Redis::connect(options).await?))
+}
+
+/// What the URLs of one server and of a quorum have in common.
+#[cfg(feature = "redis")]
+fn redis_options(url: &EngineUrl) -> Result<crate::engine::redis::RedisOptions> {
+    let mut options = crate::engine::redis::RedisOptions::default();
+    if let Some(prefix) = url.option("prefix") {
+        options.prefix = prefix.to_owned();
+    }
     options.ca = url.option("ca").map(Into::into);
     options.client_certificate = match (url.option("cert"), url.option("key")) {
         (Some(cert), Some(key)) => Some((cert.into(), key.into())),
@@ -187,8 +197,40 @@ async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
             return Err(Error::invalid("URL options", "cert, key", why));
         }
     };
-    options.sentinel_login = url.option("sentinel_login").map(str::to_owned);
-    Ok(Arc::new(Redis::connect(options).await?))
+    Ok(options)
+}
+
+#[cfg(feature = "redis")]
+async fn open_redlock(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
+    use crate::engine::redis::{Redis, RedisOptions};
+    use crate::engine::redlock::{Redlock, RedlockOptions};
+
+    url.allow_options(&["prefix", "node_timeout", "max_ttl", "ca", "cert", "key"])?;
+    let like = redis_options(url)?;
+    let mut options = RedlockOptions::default();
+    if let Some(longest) = url.duration("max_ttl")? {
+        options.max_ttl = longest;
+    }
+    options.node_timeout = url.duration("node_timeout")?;
+    let scheme = if url.scheme == "redlocks" { "rediss" } else { "redis" };
+    let rest = url.rest.strip_prefix("//").unwrap_or(&url.rest);
+    let (hosts, db) = rest.split_once('/').unwrap_or((rest, ""));
+    let nodes = hosts.split(',').map(|host| {
+        let url = format!("{scheme}://{host}/{db}");
+        Redis::connect(RedisOptions { url, rest: Some(options.max_ttl), ..like.clone() })
+    });
+    let mut engines = Vec::<Arc<dyn Engine>>::new();
+    for node in futures_util::future::join_all(nodes).await {
+        engines.push(Arc::new(node?));
+    }
+    let redlock = Redlock::over(engines, options, Clock::boot())?;
+    redlock.check().await?;
+    Ok(Arc::new(redlock))
+}
+
+#[cfg(not(feature = "redis"))]
+async fn open_redlock(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
+    Err(not_compiled_in("redis"))
 }
 
 #[cfg(not(feature = "redis"))]
@@ -254,6 +296,19 @@ impl EngineUrl {
                 Err(Error::invalid("URL option", key, why))
             }
         }
+    }
+
+    /// A span of time: `500ms`, `2s`, `1m`.
+    #[cfg(feature = "redis")]
+    fn duration(&self, key: &'static str) -> Result<Option<Duration>> {
+        let Some(text) = self.option(key) else { return Ok(None) };
+        let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+        let span = units.into_iter().find_map(|(unit, millis)| {
+            let number = text.strip_suffix(unit)?.parse::<u64>().ok()?;
+            number.checked_mul(millis).filter(|span| (1..=86_400_000).contains(span))
+        });
+        let bad = || Error::invalid(key, text, "it is a time such as 500ms, 2s or 1m, up to 24h");
+        span.map(Duration::from_millis).map(Some).ok_or_else(bad)
     }
 
     fn token_base(&self) -> Result<u64> {

@@ -15,7 +15,7 @@ use lockset::engine::Engine;
 use lockset::engine::redis::{Redis, RedisOptions};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Stage, Time};
+use super::{Skew, Stage, Time};
 use crate::process::{Judging, Process};
 use crate::steps::until;
 
@@ -25,6 +25,7 @@ pub struct RedisServer {
     folder: tempfile::TempDir,
     port: u16,
     args: Vec<String>,
+    environment: Vec<(String, String)>,
     child: Mutex<Child>,
 }
 
@@ -47,11 +48,14 @@ impl RedisServer {
         Self::start_on(port, &options.collect::<Vec<_>>())
     }
 
+    /// Starts a server whose clock can be made to jump.
+    pub fn start_skewed(skew: &Skew, options: &[&str]) -> Self {
+        let port = free_port();
+        Self::run(tempfile::tempdir().unwrap(), port, usual(port, options), skew.environment())
+    }
+
     fn start_on(port: u16, options: &[&str]) -> Self {
-        let port_text = port.to_string();
-        let usual = ["--port", &port_text, "--bind", "127.0.0.1", "--save", "", "--appendonly"];
-        let args = usual.into_iter().chain(["no"]).chain(options.iter().copied());
-        Self::run(tempfile::tempdir().unwrap(), port, args.map(str::to_owned).collect())
+        Self::run(tempfile::tempdir().unwrap(), port, usual(port, options), Vec::new())
     }
 
     /// Starts a sentinel, which is told everything in its file.
@@ -59,12 +63,17 @@ impl RedisServer {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("sentinel.conf"), file).unwrap();
         let args = ["sentinel.conf", "--sentinel"].map(str::to_owned).to_vec();
-        Self::run(folder, port, args)
+        Self::run(folder, port, args, Vec::new())
     }
 
-    fn run(folder: tempfile::TempDir, port: u16, args: Vec<String>) -> Self {
-        let child = Mutex::new(spawn(folder.path(), port, &args));
-        Self { folder, port, args, child }
+    fn run(
+        folder: tempfile::TempDir,
+        port: u16,
+        args: Vec<String>,
+        environment: Vec<(String, String)>,
+    ) -> Self {
+        let child = Mutex::new(spawn(folder.path(), port, &args, &environment));
+        Self { folder, port, args, environment, child }
     }
 
     /// The URL of this server.
@@ -167,7 +176,7 @@ impl RedisServer {
         child.wait().unwrap();
         let more = options.iter().map(|&option| option.to_owned());
         let args: Vec<String> = self.args.iter().cloned().chain(more).collect();
-        *child = spawn(self.folder.path(), self.port, &args);
+        *child = spawn(self.folder.path(), self.port, &args, &self.environment);
     }
 }
 
@@ -201,9 +210,17 @@ pub(super) fn free_port() -> u16 {
     }
 }
 
-fn spawn(folder: &Path, port: u16, args: &[String]) -> Child {
+/// The arguments of every server, then its own.
+fn usual(port: u16, options: &[&str]) -> Vec<String> {
+    let port = port.to_string();
+    let usual = ["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
+    usual.iter().chain(options).map(|&option| option.to_owned()).collect()
+}
+
+fn spawn(folder: &Path, port: u16, args: &[String], environment: &[(String, String)]) -> Child {
     let child = Command::new("redis-server")
         .args(args)
+        .envs(environment.iter().map(|(key, value)| (key, value)))
         .current_dir(folder)
         .stdout(Stdio::null())
         .spawn()

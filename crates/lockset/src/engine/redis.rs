@@ -10,7 +10,7 @@
 //!   `crowd` lets requests travel together; `link` keeps a connection, and says what is unknown
 //!   after it broke;
 //! * `redis/*.lua` decide, on the server and on its clock;
-//! * `sure` waits for replicas; `look` shows what is there.
+//! * `sure` waits for replicas; `look` shows what is there, `vitals` how the server is.
 //!
 //! # The hand-off
 //! A refused claim queues. The release script grants the lock to the first live waiter and writes
@@ -37,7 +37,7 @@ use self::waiting::{Waiter, Waiters};
 use super::watch::receiver_stream;
 use super::{
     Amend, Break, Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, Replicas, Scope,
-    Signal, Swap, Version, Wait,
+    Signal, Swap, Version, Vitals, Wait,
 };
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, LossReason, Result};
@@ -57,6 +57,7 @@ mod scripts;
 mod servers;
 mod slots;
 mod sure;
+mod vitals;
 mod waiting;
 
 const ENGINE: &str = "redis";
@@ -89,6 +90,9 @@ pub struct RedisOptions {
     pub client_certificate: Option<(PathBuf, PathBuf)>,
     /// `user:password` (or `:password`) for the sentinels; those in the URL are for the servers.
     pub sentinel_login: Option<String>,
+    /// For a node of a quorum: it may be down when it is connected, and after a start it is not
+    /// used for so long, unless it keeps every write that it acknowledged.
+    pub rest: Option<Duration>,
 }
 
 impl std::fmt::Debug for RedisOptions {
@@ -108,6 +112,7 @@ impl Default for RedisOptions {
             ca: None,
             client_certificate: None,
             sentinel_login: None,
+            rest: None,
         }
     }
 }
@@ -362,6 +367,10 @@ impl Engine for Redis {
             Some(signals) => receiver_stream(signals).boxed(),
             None => futures_util::stream::empty().boxed(),
         }
+    }
+
+    async fn vitals(&self) -> Result<Vitals> {
+        self.core.vitals().await
     }
 
     async fn close(&self) {

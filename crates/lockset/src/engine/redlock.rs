@@ -52,7 +52,9 @@ mod sight;
 
 const ENGINE: &str = "redlock";
 /// The time a node gets for an answer, if it is not set: a small part of the ttl, between these.
-const NODE_TIMEOUT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
+const NODE_TIMEOUT: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(500));
+/// The longest time until a quorum must have answered.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a name counts as wanted by several after somebody found it taken.
 const CROWDED: Duration = Duration::from_secs(1);
 /// At most so many names are remembered as such.
@@ -63,8 +65,8 @@ const MOST_NODES: usize = 33;
 /// How a [`Redlock`] goes about its nodes.
 #[derive(Clone, Debug)]
 pub struct RedlockOptions {
-    /// How long a node may take to answer before it is left out; `None`: a fiftieth of the ttl, but
-    /// at least 100 ms and at most 500 ms.
+    /// How long a node may take to answer, when a quorum has, before it is left out; `None`: a
+    /// twentieth of the ttl, but at least 200 ms and at most 500 ms.
     pub node_timeout: Option<Duration>,
     /// The longest ttl of any lock of this quorum. A node that may have forgotten what it granted
     /// is not counted for so long.
@@ -229,8 +231,14 @@ impl Core {
     }
 
     fn node_timeout(&self, ttl: Duration) -> Duration {
-        let usual = (ttl / 50).clamp(NODE_TIMEOUT.0, NODE_TIMEOUT.1);
+        let usual = (ttl / 20).clamp(NODE_TIMEOUT.0, NODE_TIMEOUT.1);
         self.options.node_timeout.unwrap_or(usual)
+    }
+
+    /// How long it may take until a quorum has answered. While too few have, nothing is won by
+    /// giving up on the others.
+    fn patience(&self, ttl: Duration) -> Duration {
+        (ttl / 4).clamp(self.node_timeout(ttl), PATIENCE.max(self.node_timeout(ttl)))
     }
 
     /// A token above all that this client has seen, and not below the clock.

@@ -16,6 +16,7 @@ use super::ENGINE;
 use super::crowd::Crowd;
 use super::servers::{Address, Servers, Shape};
 use super::slots::Map;
+use super::vitals::About;
 use crate::error::Error;
 
 /// A new connection must stand within this time.
@@ -31,6 +32,9 @@ const PING_EVERY: Duration = Duration::from_secs(5);
 const SHARDED: char = '~';
 /// Likewise that of a plain one in a cluster, which reaches the subscribers of all nodes.
 const ANYWHERE: char = '^';
+
+/// The code of our own for a server that rests.
+const RESTS: &str = "RESTS";
 
 /// Takes what the server pushes.
 pub(super) type Postman = Arc<dyn Fn(&[u8]) + Send + Sync>;
@@ -298,6 +302,9 @@ impl Maker {
         let (role, time): (Value, (u64, u64)) =
             redis::pipe().cmd("ROLE").cmd("TIME").query_async(&mut connection).await?;
         self.replicas.fetch_max(replicas_of_master(&role)?, Ordering::Relaxed);
+        if let Some(rest) = self.servers.rest.filter(|_| listens) {
+            rested(&mut connection, rest).await?;
+        }
         let floor = time.0 * 1_000_000 + time.1;
         let crowd = Crowd::new(self.servers.shape != Shape::Cluster);
         Ok(Up { connection, at, floor, inbox, listens, crowd, runtime: Handle::current(), health })
@@ -394,6 +401,15 @@ async fn subscribe(
     }
 }
 
+/// Refuses a server that was started lately and may have forgotten what it granted.
+async fn rested(connection: &mut MultiplexedConnection, rest: Duration) -> Result<(), RedisError> {
+    let left = About::read(connection).await?.rests_for(rest);
+    if left.is_zero() {
+        return Ok(());
+    }
+    Err((redis::ErrorKind::Extension, "the server was started lately", RESTS.to_owned()).into())
+}
+
 /// How many replicas are connected, if this is a master.
 fn replicas_of_master(role: &Value) -> Result<u32, RedisError> {
     let Value::Array(parts) = role else { return Ok(0) };
@@ -424,6 +440,11 @@ fn meaning(code: &str) -> Option<(&'static str, bool)> {
         "NOREPLICAS" | "MASTERDOWN" | "BUSY" => {
             ("the server cannot take requests at the moment", true)
         }
+        RESTS => (
+            "the server was started lately and may have forgotten what it granted; it is used \
+             again when all leases that it may have forgotten are over",
+            true,
+        ),
         // The scripts were flushed between loading and running one: it was not run.
         "NOSCRIPT" => ("the server forgot a script twice in a row", true),
         _ => return None,

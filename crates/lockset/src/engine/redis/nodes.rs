@@ -55,7 +55,7 @@ impl Nodes {
             made,
         };
         let all = match map {
-            None => All::One(Arc::new(Node::new(maker.clone(), Link::open(maker).await?))),
+            None => All::One(Arc::new(Node::new(maker.clone(), one_link(maker).await?))),
             Some(map) => All::Cluster(Box::new(Cluster::open(maker, map).await?)),
         };
         Ok(Self { all, made: receiver })
@@ -106,6 +106,16 @@ impl Nodes {
     }
 }
 
+/// The connection to the one server. A node of a quorum may be down for now.
+async fn one_link(maker: Maker) -> Result<Link> {
+    match Link::open(maker.clone()).await {
+        Err(error) if error.is_retryable() && maker.servers.rest.is_some() => {
+            Ok(Link::begin(maker))
+        }
+        link => link,
+    }
+}
+
 /// A request looks for its node: in a cluster it may have to ask more than one.
 pub(super) struct Way<'a> {
     nodes: &'a Nodes,
@@ -119,6 +129,11 @@ impl Way<'_> {
     pub(super) async fn node(&mut self) -> std::result::Result<(Arc<Node>, Duration), Unanswered> {
         loop {
             let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                // Sent now, nobody would wait for its answer, and it would be unknown.
+                let what = "the time was over before it could be asked".to_owned();
+                return Err(Unanswered::Refused(failed(what, true, None)));
+            }
             let cluster = match &self.nodes.all {
                 All::One(node) => return Ok((node.clone(), left)),
                 All::Cluster(cluster) => cluster,

@@ -32,6 +32,8 @@ pub(super) struct Servers {
     tls: Option<TlsCertificates>,
     /// How the sentinels are spoken to.
     sentinel_like: Option<ConnectionInfo>,
+    /// How long a server is left alone after a start, if it is a node of a quorum.
+    pub(super) rest: Option<Duration>,
 }
 
 /// How the servers belong together.
@@ -90,7 +92,7 @@ impl Servers {
         let sentinel_like = mannered(sentinel_like, redis::ProtocolVersion::RESP2);
         let sentinel_like = matches!(shape, Shape::Sentinel(_)).then_some(sentinel_like);
         let tls = certificates(options, base == "rediss")?;
-        Ok(Self { shape, hosts: addresses, like, tls, sentinel_like })
+        Ok(Self { shape, hosts: addresses, like, tls, sentinel_like, rest: options.rest })
     }
 
     /// Which home this is, without secrets.

@@ -203,6 +203,11 @@ impl State {
         self.those(|at| matches!(at, At::Granted(_) | At::Refused)).len()
     }
 
+    /// How many nodes said yes or no, or still may in their time.
+    pub(super) fn reachable(&self) -> usize {
+        self.answers() + self.those(|at| *at == At::Asked).len()
+    }
+
     /// Until when a quorum of the nodes keeps it: the quorum-th greatest of their own ends.
     pub(super) fn valid_until(&self, token: Token, quorum: usize) -> Moment {
         let counted = self.granted().filter(|(_, grant)| counts(grant.token, token));

@@ -40,13 +40,14 @@ impl Core {
         wait: Wait,
     ) -> Result<Option<Grant>> {
         self.check(claim)?;
-        if let Some(grant) = self.held_already(claim)? {
-            return Ok(Some(grant));
+        let (first, grant) = self.known(claim)?;
+        if grant.is_some() {
+            return Ok(grant);
         }
         let began = self.clock.now();
         let deadline = wait.deadline().max(began + self.node_timeout(claim.ttl));
         let mut pause = PAUSES.0;
-        for number in 0..=u8::MAX {
+        for number in first..=u8::MAX {
             let attempt = self.begin(claim, number);
             let through_the_door = wait != Wait::No && self.is_crowded(claim);
             let mut round = Round::new(self, &attempt, wait);
@@ -87,25 +88,30 @@ impl Core {
         Err(Error::NotHeld { name: claim.name.clone() })
     }
 
-    /// A claim of this client that is held already gets the same answer again.
-    fn held_already(&self, claim: &Claim) -> Result<Option<Grant>> {
-        let gone = || Error::NotHeld { name: claim.name.clone() };
+    /// Which attempt of a claim is next, and its grant if it is held already. One that was
+    /// interrupted goes on where it was: it keeps its place in the queue.
+    fn known(&self, claim: &Claim) -> Result<(u8, Option<Grant>)> {
         if self.is_withdrawn(claim.id) {
-            return Err(gone());
+            return Err(Error::NotHeld { name: claim.name.clone() });
         }
-        let Some(attempt) = self.attempt_of(claim.id) else { return Ok(None) };
+        let Some(attempt) = self.attempt_of(claim.id) else { return Ok((0, None)) };
         let fate = attempt.state().fate();
+        let number = attempt.claim.id.to_bits() as u8;
         match fate {
-            Fate::Held(token) => Ok(Some(attempt.grant(token, self.nodes.quorum))),
-            // Somebody else asks under the same id at this moment.
-            _ => Err(gone()),
+            Fate::Held(token) => Ok((number, Some(attempt.grant(token, self.nodes.quorum)))),
+            Fate::Open | Fate::Over => Ok((number, None)),
         }
     }
 
     fn begin(&self, claim: &Claim, number: u8) -> Arc<Attempt> {
-        let own = Claim { id: numbered(claim.id, number), ..claim.clone() };
+        let id = numbered(claim.id, number);
+        let mut attempts = self.attempts();
+        if let Some(known) = attempts.get(&claim.id).filter(|known| known.claim.id == id) {
+            return known.clone();
+        }
+        let own = Claim { id, ..claim.clone() };
         let attempt = Arc::new(Attempt::new(own, self.nodes.all.len()));
-        self.attempts().insert(claim.id, attempt.clone());
+        attempts.insert(claim.id, attempt.clone());
         attempt
     }
 
@@ -204,9 +210,8 @@ impl Core {
             .collect();
         let limit = self.clock.now() + self.node_timeout(attempt.claim.ttl);
         let all = async { while back.next().await.is_some() {} };
-        tokio::select! {
-            () = all => return,
-            () = self.clock.sleep_until(limit) => {}
+        if self.clock.before(limit, all).await.is_some() {
+            return;
         }
         self.nodes.in_background(async move { while back.next().await.is_some() {} });
     }
@@ -221,7 +226,7 @@ struct Round<'a> {
     wait: Wait,
     errands: Errands,
     began: Moment,
-    /// The node where everybody queues.
+    /// The node where everybody queues; the first if none is worth asking.
     door: usize,
     /// Why nodes did not answer, if one said so.
     trouble: Option<Error>,
@@ -247,6 +252,9 @@ impl<'a> Round<'a> {
     async fn through_the_door(&mut self) -> Outcome {
         let proposal = self.core.propose();
         let door = self.door;
+        if self.core.nodes.all[door].is_out() {
+            return self.lost();
+        }
         self.errands.push(self.core.ask(self.attempt, door, proposal, self.wait));
         let mut look_elsewhere = self.began + self.attempt.claim.ttl;
         let watched = self.core.nodes.watch_over(door);
@@ -269,7 +277,8 @@ impl<'a> Round<'a> {
         };
         drop(watched);
         self.note(door, answer);
-        let lifted = match self.attempt.state().at(door) {
+        let at = self.attempt.state().at(door).clone();
+        let lifted = match at {
             At::Granted(grant) => grant.token,
             At::Refused => return Outcome::Busy,
             _ => return self.lost(),
@@ -296,25 +305,22 @@ impl<'a> Round<'a> {
     /// Collects the answers until they are enough.
     async fn decide(&mut self, proposal: Token, minds_the_door: bool) -> Outcome {
         let core = self.core;
-        let limit = self.began + core.node_timeout(self.attempt.claim.ttl);
-        let mut patience = None;
+        let ttl = self.attempt.claim.ttl;
+        let (mut asked, mut patience, mut silent_are_out) = (self.began, None, false);
         let (mut pause, mut ask_again) = (BUSY_PAUSES.0, Moment::NEVER);
         loop {
-            let (verdict, door) = {
+            let (verdict, door, answers) = {
                 let state = self.attempt.state();
-                (state.verdict(core.nodes.quorum), state.at(self.door).clone())
+                let verdict = state.verdict(core.nodes.quorum);
+                (verdict, state.at(self.door).clone(), state.answers())
             };
             let now = core.clock.now();
-            // Nobody gets past those who queue, unless the door is slower than all others.
-            let mut grace = Moment::NEVER;
+            let enough = answers >= core.nodes.quorum;
+            let limit = asked + if enough { core.node_timeout(ttl) } else { core.patience(ttl) };
             match verdict {
                 Verdict::Won(_) if minds_the_door && door == At::Refused => return Outcome::Busy,
-                Verdict::Won(token) if minds_the_door && door == At::Asked => {
-                    grace = self.began + now.since(self.began) * 2;
-                    if now >= grace {
-                        return self.won(token);
-                    }
-                }
+                // Nobody gets past those who queue: the door must have its say, in its time.
+                Verdict::Won(_) if minds_the_door && door == At::Asked => {}
                 Verdict::Won(token) => return self.won(token),
                 Verdict::Raise(_) if minds_the_door && door == At::Refused => return Outcome::Busy,
                 Verdict::Raise(token) => return self.raise(token).await,
@@ -332,10 +338,12 @@ impl<'a> Round<'a> {
             }
             tokio::select! {
                 Some((node, answer)) = self.errands.next() => self.note(node, answer),
-                () = core.clock.sleep_until(limit), if now < limit => self.leave_out_the_silent(),
-                () = core.clock.sleep_until(grace) => {}
+                () = core.clock.sleep_until(limit), if !silent_are_out => {
+                    silent_are_out = true;
+                    self.leave_out_the_silent();
+                }
                 () = core.clock.sleep_until(ask_again) => {
-                    ask_again = Moment::NEVER;
+                    (asked, ask_again, silent_are_out) = (core.clock.now(), Moment::NEVER, false);
                     self.ask_the_busy_again(proposal);
                 }
             }
@@ -382,7 +390,7 @@ impl<'a> Round<'a> {
     /// Whether enough nodes answer at all.
     fn could_be_won(&self) -> bool {
         self.trouble.as_ref().is_none_or(Error::is_retryable)
-            && self.attempt.state().answers() >= self.core.nodes.quorum
+            && self.attempt.state().reachable() >= self.core.nodes.quorum
     }
 
     /// The second round: the values differ, so all are lifted to the greatest.
@@ -399,13 +407,10 @@ impl<'a> Round<'a> {
                 (node, core.nodes.all[node].engine.raise(&attempt.claim, &grant, token).await)
             })
             .collect();
-        let limit = self.core.clock.now() + self.core.node_timeout(self.attempt.claim.ttl);
+        let limit = self.core.clock.now() + self.core.patience(self.attempt.claim.ttl);
         loop {
-            let (node, raised) = tokio::select! {
-                Some(answer) = raises.next() => answer,
-                () = self.core.clock.sleep_until(limit) => break,
-                else => break,
-            };
+            let next = self.core.clock.before(limit, raises.next()).await;
+            let Some((node, raised)) = next.flatten() else { break };
             // One that was not lifted is not ours by this token, whatever it was before.
             let at = raised.map_or(At::Unknown, At::Granted);
             self.attempt.state().set(node, at);
@@ -437,7 +442,8 @@ impl<'a> Round<'a> {
     /// Busy, or too few answered.
     fn lost(&mut self) -> Outcome {
         let (quorum, all) = (self.core.nodes.quorum, self.core.nodes.all.len());
-        let answers = self.attempt.state().answers();
+        // Decided before all have answered, perhaps: one that says no can be enough.
+        let answers = self.attempt.state().reachable();
         match self.trouble.take() {
             Some(error) if !matches!(error, Error::Unreachable { .. }) => Outcome::Failed(error),
             _ if answers >= quorum => Outcome::Busy,

@@ -18,6 +18,8 @@ use crate::token::Token;
 
 /// The pauses between tries to give something back.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How long a release waits for a quorum, however short the lease.
+const RELEASED: Duration = Duration::from_secs(2);
 /// How much longer than its lease something is tried to be given back.
 const LONG_OVER: Duration = Duration::from_secs(5);
 
@@ -33,14 +35,11 @@ impl Core {
         let mut revoked = vec![false; asked.len()];
         let mut answers = self.ask_to_renew(&asked);
         let ttl = batch.iter().map(|(claim, _)| claim.ttl).min().unwrap_or_default();
-        let limit = self.clock.now() + self.node_timeout(ttl);
+        let limit = self.clock.now() + self.patience(ttl);
         // A quorum is enough; whoever answers later is heard later.
         while yes.iter().any(|yes| *yes < self.nodes.quorum) {
-            let (node, renewed) = tokio::select! {
-                Some(answer) = answers.next() => answer,
-                () = self.clock.sleep_until(limit) => break,
-                else => break,
-            };
+            let next = self.clock.before(limit, answers.next()).await;
+            let Some((node, renewed)) = next.flatten() else { break };
             for (place, attempt, renewal) in renewed {
                 let counted = |grant: &Grant| counts(grant.token, tokens[place]);
                 yes[place] += usize::from(renewal.as_ref().is_ok_and(counted));
@@ -210,14 +209,11 @@ impl Core {
                 async move { (node, engine.release(&attempt.claim, &grant, None).await) }
             })
             .collect();
-        let limit = self.clock.now() + self.node_timeout(claim.ttl);
+        let limit = self.clock.now() + self.patience(claim.ttl).max(RELEASED);
         let (mut yes, mut no) = (0, 0);
         while yes < self.nodes.quorum {
-            let (node, answer) = tokio::select! {
-                Some(answer) = answers.next() => answer,
-                () = self.clock.sleep_until(limit) => break,
-                else => break,
-            };
+            let next = self.clock.before(limit, answers.next()).await;
+            let Some((node, answer)) = next.flatten() else { break };
             yes += usize::from(answer.is_ok());
             no += usize::from(matches!(answer, Err(Error::NotHeld { .. })));
             self.note_release(&attempt, node, answer.map(drop));
@@ -320,21 +316,16 @@ impl Core {
         if one.is_out() {
             return (node, false);
         }
-        let limit = self.clock.now() + self.node_timeout(claim.ttl);
-        tokio::select! {
-            done = one.engine.withdraw(claim) => (node, done.is_ok()),
-            () = self.clock.sleep_until(limit) => (node, false),
-        }
+        let limit = self.clock.now() + self.patience(claim.ttl);
+        let done = self.clock.before(limit, one.engine.withdraw(claim)).await;
+        (node, matches!(done, Some(Ok(()))))
     }
 
     /// The ids at a node that belong to attempts of a claim.
     async fn ids_at(&self, node: usize, claim: &Claim) -> Vec<ClaimId> {
         let limit = self.clock.now() + self.node_timeout(claim.ttl);
-        let state = tokio::select! {
-            state = self.nodes.all[node].engine.inspect(&claim.name) => state,
-            () = self.clock.sleep_until(limit) => return Vec::new(),
-        };
-        let Ok(state) = state else { return Vec::new() };
+        let looking = self.nodes.all[node].engine.inspect(&claim.name);
+        let Some(Ok(state)) = self.clock.before(limit, looking).await else { return Vec::new() };
         let holders = state.holders.iter().filter_map(|holder| holder.claim);
         let waiters = state.waiters.iter().map(|waiter| waiter.claim);
         let ours = |id: &ClaimId| *id != claim.id && whole(*id) == claim.id;
@@ -361,14 +352,11 @@ impl Core {
                 async move { engine.amend(&attempt.claim, &grant, to).await }
             })
             .collect();
-        let limit = self.clock.now() + self.node_timeout(claim.ttl);
+        let limit = self.clock.now() + self.patience(claim.ttl);
         let (mut yes, mut gone) = (0, 0);
         loop {
-            let answer = tokio::select! {
-                Some(answer) = answers.next() => answer,
-                () = self.clock.sleep_until(limit) => break,
-                else => break,
-            };
+            let next = self.clock.before(limit, answers.next()).await;
+            let Some(answer) = next.flatten() else { break };
             yes += usize::from(answer.is_ok());
             gone += usize::from(matches!(answer, Err(Error::Lost { .. })));
         }

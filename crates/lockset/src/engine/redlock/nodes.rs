@@ -20,8 +20,9 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How often the node where somebody queues is asked how it is, and how long it may take.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const SILENT: Duration = Duration::from_millis(500);
-/// How long a node that was left out may take to tell how it is.
-const TELL: Duration = Duration::from_secs(2);
+/// How long a node that was left out may take to tell how it is. Longer than the patience of
+/// engines, which know better what is wrong.
+const TELL: Duration = Duration::from_secs(3);
 
 /// One of the nodes.
 #[derive(Debug)]
@@ -139,12 +140,9 @@ impl Nodes {
     /// How a node is. Fails if it does not answer, or is another node under a second address.
     pub(super) async fn look_at(&self, node: usize) -> Result<Vitals> {
         let one = &self.all[node];
-        let vitals = tokio::select! {
-            vitals = one.engine.vitals() => vitals?,
-            () = self.clock.sleep_until(self.clock.now() + TELL) => {
-                return Err(failed(format!("{} does not answer", one.engine.identity()), true));
-            }
-        };
+        let told = self.clock.before(self.clock.now() + TELL, one.engine.vitals()).await;
+        let silent = || failed(format!("{} does not answer", one.engine.identity()), true);
+        let vitals = told.ok_or_else(silent)??;
         let mut runs = crate::mutual::unpoisoned(&self.runs);
         if let Some(run) = &vitals.run {
             let is_it = |other: &Option<String>| other.as_ref() == Some(run);
@@ -173,14 +171,10 @@ impl Nodes {
     async fn keep_an_eye_on(self: &Arc<Self>, node: usize) {
         let one = &self.all[node];
         while one.watchers.load(Ordering::Acquire) > 0 {
-            let limit = self.clock.now() + SILENT;
-            tokio::select! {
-                well = self.look_at(node) => match well {
-                    Ok(_) => {}
-                    Err(Error::Closed) => return,
-                    Err(_) => self.leave_out(node),
-                },
-                () = self.clock.sleep_until(limit) => self.leave_out(node),
+            match self.clock.before(self.clock.now() + SILENT, self.look_at(node)).await {
+                Some(Ok(_)) => {}
+                Some(Err(Error::Closed)) => return,
+                _ => self.leave_out(node),
             }
             self.clock.sleep_until(self.clock.now() + LOOK_AGAIN).await;
         }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
@@ -9,12 +10,15 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 
 use super::Core;
-use super::attempt::whole;
+use super::attempt::{Fate, whole};
 use super::nodes::failed;
 use crate::engine::watch::watch_states;
 use crate::engine::{ClaimId, Engine, Holder, LockState, Scope, Waiter};
 use crate::error::Result;
 use crate::name::{Name, Prefix};
+
+/// The pause after a node could not be watched.
+const WATCH_AGAIN: Duration = Duration::from_millis(200);
 
 impl Core {
     /// Asks every node that is worth asking; a quorum must answer.
@@ -33,14 +37,14 @@ impl Core {
                 async move { (node, answer.await) }
             })
             .collect();
-        let limit = self.clock.now() + self.node_timeout(self.options.max_ttl);
+        let began = self.clock.now();
         let (mut found, mut trouble) = (Vec::new(), None);
         loop {
-            let (node, answer) = tokio::select! {
-                Some(answer) = answers.next() => answer,
-                () = self.clock.sleep_until(limit) => break,
-                else => break,
-            };
+            let enough = found.len() >= self.nodes.quorum;
+            let ttl = self.options.max_ttl;
+            let limit = began + if enough { self.node_timeout(ttl) } else { self.patience(ttl) };
+            let next = self.clock.before(limit, answers.next()).await;
+            let Some((node, answer)) = next.flatten() else { break };
             asked.remove(&node);
             match answer {
                 Ok(answer) => found.push(answer),
@@ -62,7 +66,35 @@ impl Core {
             let name = name.clone();
             async move { engine.inspect(&name).await }
         });
-        Ok(merged(name.clone(), states.await?, self.nodes.quorum))
+        let states = states.await?;
+        let unheard = self.nodes.all.len() - states.len();
+        let own = self.own_holder(name, &states, unheard);
+        let mut state = merged(name.clone(), states, self.nodes.quorum);
+        state.holders.extend(own);
+        Ok(state)
+    }
+
+    /// A lock of this client's own that too few of those who answered have, while the others may:
+    /// not to have heard of it is not to know that it is lost.
+    fn own_holder(&self, name: &Name, states: &[LockState], unheard: usize) -> Option<Holder> {
+        let attempts: Vec<_> = self.attempts().values().cloned().collect();
+        let quorum = self.nodes.quorum;
+        attempts.into_iter().filter(|attempt| attempt.claim.name == *name).find_map(|attempt| {
+            let state = attempt.state();
+            let Fate::Held(token) = state.fate() else { return None };
+            let is_it = |holder: &&Holder| holder.claim == Some(attempt.claim.id);
+            let seen = states.iter().flat_map(|state| &state.holders).filter(is_it).count();
+            let left = state.valid_until(token, quorum).since(self.clock.now());
+            let unclear = seen < quorum && seen + unheard >= quorum && !left.is_zero();
+            unclear.then(|| Holder {
+                claim: Some(whole(attempt.claim.id)),
+                token: Some(token),
+                mode: attempt.claim.mode,
+                note: attempt.claim.note.clone(),
+                left,
+                revoked: false,
+            })
+        })
     }
 
     pub(super) async fn list(self: &Arc<Self>, prefix: &Prefix) -> Result<Vec<LockState>> {
@@ -102,6 +134,7 @@ impl Core {
         let (tell, changes) = mpsc::unbounded_channel();
         for node in &self.nodes.all {
             let (engine, scope, tell) = (node.engine.clone(), scope.clone(), tell.clone());
+            let clock = self.clock.clone();
             self.nodes.in_background(async move {
                 let mut states = engine.watch(&scope);
                 loop {
@@ -112,7 +145,9 @@ impl Core {
                     match state {
                         Some(Ok(state)) => drop(tell.send(state.name)),
                         // It is down; the others see what it would.
-                        Some(Err(error)) if error.is_retryable() => {}
+                        Some(Err(error)) if error.is_retryable() => {
+                            clock.sleep_until(clock.now() + WATCH_AGAIN).await;
+                        }
                         _ => return,
                     }
                 }

@@ -1,0 +1,106 @@
+//! Five Redis servers that know nothing of each other, all of their own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockset::Lockset;
+use lockset::clock::Clock;
+use lockset::engine::Engine;
+use lockset::engine::redis::{Redis, RedisOptions};
+use lockset::engine::redlock::{Redlock, RedlockOptions};
+use rustix::process::Signal;
+
+use super::{RedisServer, Stage, Time};
+use crate::process::{Judging, Process};
+
+/// What makes a server keep every write that it acknowledged.
+pub const DURABLE: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
+
+/// The nodes of a quorum.
+#[derive(Debug)]
+pub struct RedlockNodes {
+    /// The servers, in the order of the URL.
+    pub nodes: Vec<RedisServer>,
+}
+
+impl RedlockNodes {
+    /// Starts so many servers, with these options.
+    pub fn start(count: usize, options: &[&str]) -> Self {
+        Self { nodes: (0..count).map(|_| RedisServer::start_with(options)).collect() }
+    }
+
+    /// The URL of the quorum.
+    pub fn url(&self) -> String {
+        let hosts: Vec<_> =
+            self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        format!("redlock://{}", hosts.join(","))
+    }
+
+    /// Sends a signal to these servers.
+    pub fn signal(&self, nodes: &[usize], signal: Signal) {
+        nodes.iter().for_each(|node| self.nodes[*node].signal(signal));
+    }
+}
+
+/// Five servers for one law.
+#[derive(Debug)]
+pub struct RedlockStage {
+    servers: RedlockNodes,
+    actor: &'static str,
+}
+
+impl RedlockStage {
+    /// An empty home; see [`LocalStage::start`](super::LocalStage::start).
+    pub fn start(actor: &'static str) -> Self {
+        Self { servers: RedlockNodes::start(5, DURABLE), actor }
+    }
+}
+
+#[async_trait]
+impl Stage for RedlockStage {
+    fn time(&self) -> Time {
+        Time::Real
+    }
+
+    fn clock(&self) -> Clock {
+        Clock::boot()
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(1200)
+    }
+
+    async fn client(&self) -> Lockset {
+        Lockset::connect(&self.servers.url()).await.unwrap()
+    }
+
+    async fn engine(&self) -> Arc<dyn Engine> {
+        let mut nodes = Vec::<Arc<dyn Engine>>::new();
+        for node in &self.servers.nodes {
+            let options = RedisOptions { url: node.url(), ..RedisOptions::default() };
+            nodes.push(Arc::new(Redis::connect(options).await.unwrap()));
+        }
+        Arc::new(Redlock::over(nodes, RedlockOptions::default(), self.clock()).unwrap())
+    }
+
+    async fn elsewhere(&self) -> Lockset {
+        Lockset::connect(&format!("{}?prefix=elsewhere:", self.servers.url())).await.unwrap()
+    }
+
+    async fn freeze(&self) {
+        self.servers.signal(&[0, 1, 2, 3, 4], Signal::STOP);
+    }
+
+    async fn thaw(&self) {
+        self.servers.signal(&[0, 1, 2, 3, 4], Signal::CONT);
+    }
+
+    async fn restart(&self) {
+        self.servers.nodes.iter().for_each(RedisServer::restart);
+    }
+
+    async fn process(&self) -> Option<Process> {
+        Some(Process::start(self.actor, &self.servers.url(), Judging::ByTheGuard))
+    }
+}

@@ -1,0 +1,402 @@
+//! A quorum of real Redis servers of which some end, freeze, forget, or tell the wrong time.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use lockset::clock::Clock;
+use lockset::engine::redis::{Redis, RedisOptions};
+use lockset::engine::redlock::{Redlock, RedlockOptions};
+use lockset::engine::{Claim, ClaimId, Engine, Mode, Wait};
+use lockset::{Lockset, LossReason, Note, State, Terms, Token};
+use lockset_testkit::crowd::Crowd;
+use lockset_testkit::stage::{DURABLE, RedisServer, RedlockNodes, Skew};
+use lockset_testkit::steps::{assert_told, client, lock, lost, served, until, waiter, within};
+use rustix::process::Signal;
+
+const TTL: Duration = Duration::from_secs(3);
+/// What a busy machine may take for anything.
+const SOON: Duration = Duration::from_secs(10);
+
+fn five() -> RedlockNodes {
+    RedlockNodes::start(5, DURABLE)
+}
+
+/// What these nodes have as the lock's value: the holder and its token.
+fn holders(servers: &RedlockNodes, name: &str) -> Vec<String> {
+    let key = format!("lockset:{name}");
+    servers.nodes.iter().map(|node| node.ask(&["GET", &key])).collect()
+}
+
+fn all_hold(servers: &RedlockNodes, name: &str) -> bool {
+    holders(servers, name).iter().all(|value| !value.is_empty())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_taken_at_all_nodes_by_one_token_and_given_back_at_all() {
+    let servers = five();
+    let locks = client(&servers.url(), TTL).await;
+    let guard = lock(&locks, "all").await;
+    // It returned with a quorum; the others are adopted.
+    until("all nodes hold it", || all_hold(&servers, "all"));
+    let fences: Vec<_> =
+        servers.nodes.iter().map(|node| node.ask(&["GET", "{lockset:all}:fence"])).collect();
+    assert!(fences.iter().all(|fence| *fence == guard.token().to_string()), "{fences:?}");
+    guard.release().await.unwrap();
+    until("no node holds it", || holders(&servers, "all").iter().all(String::is_empty));
+    for node in &servers.nodes {
+        let ttl = node.ask(&["PTTL", "{lockset:all}:fence"]);
+        assert_eq!(ttl, "-1", "the fence of a quorum must never be forgotten");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_of_five_may_die() {
+    let servers = five();
+    let locks = client(&servers.url(), TTL).await;
+    let kept = lock(&locks, "kept").await;
+    servers.nodes[0].kill();
+    servers.nodes[3].kill();
+    for _ in 0..3 {
+        let guard = lock(&locks, "after").await;
+        guard.release().await.unwrap();
+    }
+    tokio::time::sleep(TTL + TTL / 2).await;
+    assert_eq!(kept.state(), State::Held, "three of five renewed it");
+    // Another client finds its way without them, and queues at another door.
+    let other = client(&servers.url(), TTL).await;
+    let waiting = waiter(&other, "kept").await;
+    let token = kept.token();
+    kept.release().await.unwrap();
+    assert!(served(SOON, waiting).await.token() > token);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_quorum_there_is_a_clear_error_and_the_holder_is_told() {
+    let servers = five();
+    let locks = client(&servers.url(), TTL).await;
+    let guard = lock(&locks, "lost").await;
+    servers.nodes[1..4].iter().for_each(RedisServer::kill);
+    let reason = lost(TTL + SOON, &guard).await;
+    assert!(matches!(reason, LossReason::Expired | LossReason::Forgotten), "{reason:?}");
+    let error = locks.mutex("more").unwrap().try_lock().await.unwrap_err();
+    assert_told(&error, &["of 5 nodes answered, 3 are needed"], true);
+    let error = Lockset::connect(&servers.url()).await.unwrap_err();
+    assert_told(&error, &["2 of 5 nodes answer, 3 are needed"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frozen_nodes_cost_their_time_once_and_come_back() {
+    let servers = five();
+    let url = format!("{}?node_timeout=1s", servers.url());
+    let locks = client(&url, TTL).await;
+    lock(&locks, "warm").await.release().await.unwrap();
+    // The door among them.
+    servers.signal(&[0, 2], Signal::STOP);
+    let mutex = locks.mutex("cold").unwrap();
+    let mut took = Vec::new();
+    for _ in 0..20 {
+        let began = Instant::now();
+        let guard = within(SOON, "a lock", mutex.lock()).await.unwrap();
+        took.push(began.elapsed());
+        guard.release().await.unwrap();
+    }
+    let slow = took.iter().filter(|took| **took > Duration::from_millis(900)).count();
+    assert!(slow <= 2, "each frozen node costs its time once: {took:?}");
+    let kept = lock(&locks, "kept").await;
+    servers.signal(&[0, 2], Signal::CONT);
+    // They are sown again by a renewal.
+    until("all nodes hold it", || all_hold(&servers, "kept"));
+    assert_eq!(kept.state(), State::Held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_are_served_although_the_door_freezes() {
+    let servers = five();
+    let (ours, theirs) = (client(&servers.url(), TTL).await, client(&servers.url(), TTL).await);
+    let guard = lock(&ours, "door").await;
+    let waiting = waiter(&theirs, "door").await;
+    servers.signal(&[0], Signal::STOP);
+    guard.release().await.unwrap();
+    served(SOON, waiting).await.release().await.unwrap();
+    servers.signal(&[0], Signal::CONT);
+    until("nothing is left", || holders(&servers, "door").iter().all(String::is_empty));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_stuck_at_the_door_stops_nobody_for_long() {
+    let servers = five();
+    let locks = client(&servers.url(), Duration::from_secs(1)).await;
+    assert_eq!(servers.nodes[0].ask(&["SET", "lockset:stuck", "somebody"]), "OK");
+    let guard = within(SOON, "a lock", locks.mutex("stuck").unwrap().lock()).await.unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(servers.nodes[0].ask(&["GET", "lockset:stuck"]), "somebody", "it is not ours");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_forgot_is_not_counted_until_all_leases_it_gave_are_over() {
+    let servers = RedlockNodes::start(3, &[]);
+    let url = format!("{}?max_ttl=4s", servers.url());
+    let error = Lockset::connect(&url).await.unwrap_err();
+    assert_told(&error, &["started lately"], true);
+    until("they have rested", || {
+        let up = |node: &RedisServer| node.info(&["INFO", "server"], "uptime_in_seconds");
+        servers.nodes.iter().all(|node| up(node).unwrap().parse::<u64>().unwrap() >= 4)
+    });
+    let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
+    let guard = lock(&ours, "held").await;
+    until("all hold it", || all_hold(&servers, "held"));
+    // Two of three forget, one after the other. Were they counted at once, they could be a quorum.
+    servers.nodes[0].restart();
+    servers.nodes[1].restart();
+    let try_it = theirs.mutex("held").unwrap();
+    let began = Instant::now();
+    while guard.state() != State::Lost(LossReason::Expired) {
+        if let Ok(Some(second)) = try_it.try_lock().await {
+            let (first, second) = (guard.state(), second.state());
+            assert!(matches!(first, State::Lost(_)), "two hold: {first:?} and {second:?}");
+            break;
+        }
+        if matches!(guard.state(), State::Lost(_)) {
+            break;
+        }
+        assert!(began.elapsed() < SOON, "the holder must lose it: it has no quorum");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let token = guard.token();
+    let next = within(SOON, "a lock", theirs.mutex("held").unwrap().lock()).await.unwrap();
+    assert!(next.token() > token);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_quorum_does_not_wear_away_while_nodes_restart_one_by_one() {
+    let servers = RedlockNodes::start(3, &[]);
+    let url = format!("{}?max_ttl=2s", servers.url());
+    let began = Instant::now();
+    let locks = loop {
+        match Lockset::builder(&url).ttl(Duration::from_millis(1500)).connect().await {
+            Ok(locks) => break locks,
+            Err(error) => assert_told(&error, &["started lately"], true),
+        }
+        assert!(began.elapsed() < SOON);
+    };
+    let guard = lock(&locks, "kept").await;
+    for node in &servers.nodes {
+        until("all hold it", || all_hold(&servers, "kept"));
+        node.restart();
+        assert_eq!(node.ask(&["EXISTS", "lockset:kept"]), "0", "it has forgotten");
+    }
+    until("all hold it again", || all_hold(&servers, "kept"));
+    assert_eq!(guard.state(), State::Held);
+    let values = holders(&servers, "kept");
+    let token = format!(":{}:", guard.token());
+    let fence = |node: &RedisServer| node.ask(&["GET", "{lockset:kept}:fence"]);
+    for (node, value) in servers.nodes.iter().zip(values) {
+        let same = value.contains(&token) || fence(node) == guard.token().to_string();
+        assert!(same, "sown again by the token itself: {value}, not {token}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_clock_may_jump_either_way() {
+    for jump in [TTL * 2, Duration::ZERO] {
+        let skew = Skew::new();
+        let mut nodes: Vec<_> = (0..2).map(|_| RedisServer::start_with(DURABLE)).collect();
+        nodes.insert(0, RedisServer::start_skewed(&skew, DURABLE));
+        let servers = RedlockNodes { nodes };
+        let (ours, theirs) = (client(&servers.url(), TTL).await, client(&servers.url(), TTL).await);
+        let guard = lock(&ours, "jump").await;
+        until("all nodes hold it", || all_hold(&servers, "jump"));
+        match jump.is_zero() {
+            false => skew.set(jump.as_millis() as i64),
+            true => skew.set(-(TTL.as_millis() as i64) * 2),
+        }
+        let began = Instant::now();
+        let mutex = theirs.mutex("jump").unwrap();
+        while began.elapsed() < TTL {
+            let second = mutex.try_lock().await.unwrap();
+            assert!(second.is_none(), "one clock of three is not a quorum");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(guard.state(), State::Held);
+        let token = guard.token();
+        guard.release().await.unwrap();
+        let next = within(SOON, "a lock", mutex.lock()).await.unwrap();
+        assert!(next.token() > token);
+    }
+}
+
+/// A resource that refuses a token lower than the greatest it has seen.
+#[derive(Default)]
+struct Register(Mutex<(Option<Token>, String)>);
+
+impl Register {
+    fn write(&self, token: Token, text: &str) -> bool {
+        let mut register = self.0.lock().unwrap();
+        let fresh = register.0.is_none_or(|greatest| token >= greatest);
+        if fresh {
+            *register = (Some(token), text.to_owned());
+        }
+        fresh
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_write_of_a_paused_client_is_refused_by_the_resource() {
+    let servers = five();
+    let paused = engine(&servers).await;
+    let claim = claim("paused", Duration::from_secs(1));
+    // No keeper renews it: to the servers that is a client that stopped.
+    let stale = paused.acquire(&claim, Wait::No).await.unwrap().unwrap();
+    let locks = client(&servers.url(), TTL).await;
+    let newer = within(SOON, "the lock", locks.mutex("paused").unwrap().lock()).await.unwrap();
+    let register = Register::default();
+    assert!(register.write(newer.token(), "newer"));
+    assert!(!register.write(stale.token, "stale"), "{} and {}", stale.token, newer.token());
+    assert_eq!(register.0.lock().unwrap().1, "newer");
+    let renewed = paused.renew(&[(&claim, &stale)]).await.remove(0);
+    assert!(renewed.is_err(), "{renewed:?}");
+    assert_eq!(newer.state(), State::Held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_ten_and_fifty_contenders_make_progress() {
+    let servers = RedlockNodes::start(3, DURABLE);
+    for (clients, each) in [(2, 1), (10, 1), (10, 5)] {
+        let mut all = Vec::new();
+        for _ in 0..clients {
+            all.push(client(&servers.url(), TTL).await);
+        }
+        let crowd = Crowd::gather(&all, each, &["wanted"]);
+        crowd.served(40, Duration::from_secs(60)).await;
+        crowd.part().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn contenders_survive_nodes_that_come_and_go() {
+    let servers = five();
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        all.push(client(&servers.url(), TTL).await);
+    }
+    let crowd = Crowd::gather(&all, 3, &["one", "two"]);
+    for node in [0, 4, 2] {
+        crowd.served(20, Duration::from_secs(60)).await;
+        servers.signal(&[node], Signal::STOP);
+        crowd.served(20, Duration::from_secs(60)).await;
+        servers.signal(&[node], Signal::CONT);
+        crowd.served(5, Duration::from_secs(60)).await;
+        servers.nodes[node].restart();
+    }
+    crowd.part().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_takes_all_nodes_along() {
+    let servers = five();
+    let (ours, theirs) = (client(&servers.url(), TTL).await, client(&servers.url(), TTL).await);
+    let terms = Terms::default().detachable();
+    let guard = ours.mutex("ticket").unwrap().with(terms).unwrap().lock().await.unwrap();
+    until("all nodes hold it", || all_hold(&servers, "ticket"));
+    let ticket = guard.detach().await.unwrap();
+    let attached = theirs.attach(&ticket).await.unwrap();
+    tokio::time::sleep(TTL).await;
+    assert_eq!(attached.state(), State::Held);
+    attached.release().await.unwrap();
+    until("no node holds it", || holders(&servers, "ticket").iter().all(String::is_empty));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_a_quorum_is_refused() {
+    let servers = RedlockNodes::start(3, DURABLE);
+    let host = |node: usize| format!("127.0.0.1:{}", servers.nodes[node].port());
+    let refused = async |url: String| Lockset::connect(&url).await.unwrap_err();
+    let error = refused(format!("redlock://{}", host(0))).await;
+    assert_told(&error, &["at least three nodes"], false);
+    let error = refused(format!("redlock://{},{},{}", host(0), host(1), host(0))).await;
+    assert_told(&error, &["named twice"], false);
+    let alias = format!("localhost:{}", servers.nodes[0].port());
+    let error = refused(format!("redlock://{},{},{alias}", host(0), host(1))).await;
+    assert_told(&error, &["the same server"], false);
+    let error = refused(format!("{}?max_ttl=soon", servers.url())).await;
+    assert_told(&error, &["such as 500ms"], false);
+    let error = refused(format!("{}?replicas=1", servers.url())).await;
+    assert_told(&error, &["node_timeout"], false);
+
+    let locks = Lockset::connect(&format!("{}?max_ttl=40s", servers.url())).await.unwrap();
+    let long = Terms::default().ttl(Duration::from_secs(41));
+    let error = locks.mutex("long").unwrap().with(long).unwrap_err();
+    assert_told(&error, &["at most 40s"], false);
+    let error = locks.rwlock("shared").unwrap().read().await.unwrap_err();
+    assert_told(&error, &["does not support readers"], false);
+    let error = locks.semaphore("permits", 2).unwrap().acquire(1).await.unwrap_err();
+    assert_told(&error, &["does not support semaphores"], false);
+}
+
+#[test]
+fn settings_that_break_a_promise_are_warned_of() {
+    let risky = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+    let mut servers = RedlockNodes::start(3, DURABLE);
+    servers.nodes.push(RedisServer::start_with(&[DURABLE, &risky].concat()));
+    let said = Arc::<Mutex<Vec<u8>>>::default();
+    let writer = said.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || Said(writer.clone()))
+        .with_ansi(false)
+        .finish();
+    // On one thread, because the subscriber is that of the thread.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tracing::subscriber::with_default(subscriber, || {
+        runtime.block_on(async {
+            let mut nodes = Vec::<Arc<dyn Engine>>::new();
+            for node in &servers.nodes {
+                let options = RedisOptions { url: node.url(), ..RedisOptions::default() };
+                nodes.push(Arc::new(Redis::connect(options).await.unwrap()));
+            }
+            let redlock = Redlock::over(nodes, RedlockOptions::default(), Clock::boot()).unwrap();
+            redlock.check().await.unwrap();
+        });
+    });
+    let said = String::from_utf8(said.lock().unwrap().clone()).unwrap();
+    assert!(said.contains("even number"), "{said}");
+    assert!(said.contains("allkeys-lru"), "{said}");
+    assert_eq!(said.matches("WARN").count(), 2, "nothing else is wrong: {said}");
+}
+
+/// Where warnings are written to.
+struct Said(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Said {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+async fn engine(servers: &RedlockNodes) -> Redlock {
+    let mut nodes = Vec::<Arc<dyn Engine>>::new();
+    for node in &servers.nodes {
+        let options = RedisOptions { url: node.url(), ..RedisOptions::default() };
+        nodes.push(Arc::new(Redis::connect(options).await.unwrap()));
+    }
+    Redlock::over(nodes, RedlockOptions::default(), Clock::boot()).unwrap()
+}
+
+fn claim(name: &str, ttl: Duration) -> Claim {
+    Claim {
+        id: ClaimId::random(),
+        name: name.parse().unwrap(),
+        mode: Mode::Exclusive,
+        ttl,
+        fixed: false,
+        floor: None,
+        note: Note::default(),
+        detachable: false,
+        replicas: None,
+    }
+}

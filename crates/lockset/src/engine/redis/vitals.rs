@@ -1,0 +1,126 @@
+//! How a server is: which run of it this is, and which of its settings could break a promise.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{RedisError, Value};
+
+use super::link::{Unanswered, judge};
+use super::{Core, PATIENCE};
+use crate::engine::Vitals;
+use crate::error::Result;
+
+/// What a server says of itself.
+#[derive(Debug, Default)]
+pub(super) struct About {
+    run: Option<String>,
+    /// In whole seconds, rounded down.
+    up: Duration,
+    /// Its settings; empty if they may not be read.
+    settings: HashMap<String, String>,
+}
+
+impl About {
+    pub(super) async fn read(connection: &mut MultiplexedConnection) -> Result<Self, RedisError> {
+        let info: String = redis::cmd("INFO").arg("server").query_async(connection).await?;
+        let field = |name: &str| {
+            let mut fields = info.lines().filter_map(|line| line.trim_end().split_once(':'));
+            fields.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+        };
+        let up = field("uptime_in_seconds").and_then(|text| text.parse().ok()).unwrap_or(0);
+        let mut settings = HashMap::new();
+        for pattern in ["append*", "maxmemory*"] {
+            // Some servers, and some rules, do not let everybody read them.
+            let mut ask = redis::cmd("CONFIG");
+            ask.arg("GET").arg(pattern);
+            if let Ok(found) = ask.query_async::<Value>(connection).await {
+                settings.extend(
+                    redis::from_redis_value::<HashMap<String, String>>(found).unwrap_or_default(),
+                );
+            }
+        }
+        Ok(Self { run: field("run_id"), up: Duration::from_secs(up), settings })
+    }
+
+    fn is_set(&self, setting: &str, value: &str) -> bool {
+        self.settings.get(setting).is_some_and(|found| found == value)
+    }
+
+    /// Whether it keeps every write that it acknowledged.
+    fn keeps_everything(&self) -> bool {
+        self.is_set("appendonly", "yes") && self.is_set("appendfsync", "always")
+    }
+
+    /// How long it is still to be left alone, if it is to rest for so long after a start: leases
+    /// that it may have forgotten are over then.
+    pub(super) fn rests_for(&self, rest: Duration) -> Duration {
+        if self.keeps_everything() { Duration::ZERO } else { rest.saturating_sub(self.up) }
+    }
+
+    fn worries(&self) -> Vec<String> {
+        let mut worries = Vec::new();
+        if self.settings.is_empty() {
+            worries.push(
+                "its settings may not be read (CONFIG GET); what is said of them in \
+                 docs/redlock.md must be made sure by somebody else"
+                    .to_owned(),
+            );
+            return worries;
+        }
+        if !self.keeps_everything() {
+            worries.push(
+                "it may forget acknowledged writes when it ends (appendonly and \
+                 appendfsync are not `yes` and `always`): it is not counted for max_ttl after a \
+                 start, and then only the clock keeps tokens growing"
+                    .to_owned(),
+            );
+        }
+        let policy = self.settings.get("maxmemory-policy").map_or("", String::as_str);
+        if !self.is_set("maxmemory", "0") && policy != "noeviction" {
+            worries.push(format!(
+                "it may evict locks and their fences (maxmemory-policy is \
+                 `{policy}`): set it to noeviction"
+            ));
+        }
+        worries
+    }
+}
+
+impl Core {
+    pub(super) async fn vitals(&self) -> Result<Vitals> {
+        let Some(node) = self.nodes.everyone().await.into_iter().next() else {
+            return Ok(Vitals::default());
+        };
+        let up = node.link.up(PATIENCE).await.map_err(Unanswered::into_error)?;
+        let mut connection = up.connection.clone();
+        let about = match tokio::time::timeout(PATIENCE, About::read(&mut connection)).await {
+            Ok(about) => about.map_err(|error| judge(error).into_error())?,
+            Err(_) => return Err(super::link::failed("no answer".to_owned(), true, None)),
+        };
+        Ok(Vitals { run: about.run.clone(), worries: about.worries() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about(settings: &[(&str, &str)]) -> About {
+        let settings = settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        About { run: None, up: Duration::from_secs(10), settings: settings.collect() }
+    }
+
+    #[test]
+    fn settings_that_break_a_promise_are_named() {
+        let durable = [("appendonly", "yes"), ("appendfsync", "always"), ("maxmemory", "0")];
+        assert!(about(&durable).worries().is_empty());
+        assert_eq!(about(&durable).rests_for(Duration::from_secs(60)), Duration::ZERO);
+        let usual = about(&[("appendonly", "no"), ("appendfsync", "everysec"), ("maxmemory", "0")]);
+        assert!(usual.worries()[0].contains("appendfsync"));
+        assert_eq!(usual.rests_for(Duration::from_secs(60)), Duration::from_secs(50));
+        let cache = about(&[("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")]);
+        assert!(cache.worries()[1].contains("allkeys-lru"));
+        assert!(about(&[]).worries()[0].contains("may not be read"));
+    }
+}
