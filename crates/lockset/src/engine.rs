@@ -23,6 +23,7 @@ pub mod memory;
 mod queue;
 #[cfg(feature = "redis")]
 pub mod redis;
+pub mod redlock;
 mod watch;
 mod withdrawn;
 
@@ -128,8 +129,25 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// by the client's keeper.
     fn signals(&self) -> BoxStream<'static, Signal>;
 
+    /// How the home itself is: for a quorum of homes, which must know what each of them is worth.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`].
+    async fn vitals(&self) -> Result<Vitals> {
+        Ok(Vitals::default())
+    }
+
     /// Ends the engine's own tasks and connections. Called once, after the last release.
     async fn close(&self) {}
+}
+
+/// How a home is.
+#[derive(Clone, Debug, Default)]
+pub struct Vitals {
+    /// Tells this run of this server from all others, where that can be known.
+    pub run: Option<String>,
+    /// Settings by which it may break a promise, in words.
+    pub worries: Vec<String>,
 }
 
 /// The part of a lease that is given up for clocks that do not run equally fast: 1 % + 2 ms.
@@ -137,14 +155,15 @@ pub fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
 }
 
-/// 128 random bits, new for every acquisition and chosen before the first byte is sent.
+/// 120 random bits and a zero byte, new for every acquisition and chosen before the first byte is
+/// sent. In the last byte an engine that makes several attempts at one lock counts them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimId(u128);
 
 impl ClaimId {
     /// A fresh id.
     pub fn random() -> Self {
-        Self(rand::random())
+        Self(rand::random::<u128>() << 8)
     }
 
     /// The id with these bits.

@@ -1,0 +1,383 @@
+//! Fenced Redlock: a quorum of independent homes whose tokens are safe under any timing.
+//!
+//! `N` nodes that know nothing of each other, each with its own fence; `q = N/2 + 1` of them are a
+//! quorum. An attempt asks all nodes at once for the lock with one proposed token. The value that a
+//! quorum granted is the token; if they granted different ones, all are lifted to the greatest. At
+//! one node a value belongs to one attempt, ever, and two quorums share a node: so tokens are
+//! unique, and later acquisitions get greater ones, whatever the clocks say and however late or
+//! often a message arrives. That nobody else *holds* at the same time does depend on clocks, as in
+//! every lock with leases. `GUARANTEES.md` says it in full, `docs/redlock.md` shows the proof.
+//!
+//! This file knows nothing of Redis: a node is an [`Engine`] that keeps a fence. The parts, in the
+//! order in which a claim meets them:
+//!
+//! * `claims` is the way of one claim through its attempts; `attempt` what the answers come to;
+//! * `nodes` says which nodes are worth asking;
+//! * `keeping` renews, sows again, gives back; `sight` shows what a quorum says.
+//!
+//! # Waiting
+//! Contenders who ask everywhere at once split the votes, and nobody wins. So whoever finds a lock
+//! taken queues at the *door*, the first node that answers, and takes the other nodes only when the
+//! door has let it in. A newcomer who finds the door taken gives back what it got elsewhere.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_core::stream::BoxStream;
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+
+use self::attempt::{Attempt, whole};
+use self::nodes::Nodes;
+use super::watch::receiver_stream;
+use super::withdrawn::Withdrawn;
+use super::{
+    Amend, Break, Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, Mode, Scope,
+    Signal, Swap, Version, Wait,
+};
+use crate::clock::{Clock, Moment, wall_micros};
+use crate::error::{Error, Result};
+use crate::hash::FastMap;
+use crate::mutual::unpoisoned;
+use crate::name::{Name, Prefix};
+use crate::token::Token;
+
+mod attempt;
+mod claims;
+mod keeping;
+mod nodes;
+mod sight;
+
+const ENGINE: &str = "redlock";
+/// The time a node gets for an answer, if it is not set: a small part of the ttl, between these.
+const NODE_TIMEOUT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
+/// How long a name counts as wanted by several after somebody found it taken.
+const CROWDED: Duration = Duration::from_secs(1);
+/// At most so many names are remembered as such.
+const MOST_CROWDED: usize = 4096;
+/// More nodes than this make a lock slower, not safer.
+const MOST_NODES: usize = 33;
+
+/// How a [`Redlock`] goes about its nodes.
+#[derive(Clone, Debug)]
+pub struct RedlockOptions {
+    /// How long a node may take to answer before it is left out; `None`: a fiftieth of the ttl, but
+    /// at least 100 ms and at most 500 ms.
+    pub node_timeout: Option<Duration>,
+    /// The longest ttl of any lock of this quorum. A node that may have forgotten what it granted
+    /// is not counted for so long.
+    pub max_ttl: Duration,
+}
+
+impl Default for RedlockOptions {
+    fn default() -> Self {
+        Self { node_timeout: None, max_ttl: Duration::from_secs(60) }
+    }
+}
+
+/// One client of a quorum of nodes.
+#[derive(Debug)]
+pub struct Redlock {
+    core: Arc<Core>,
+    listeners: Vec<tokio::task::AbortHandle>,
+}
+
+#[derive(Debug)]
+struct Core {
+    nodes: Arc<Nodes>,
+    options: RedlockOptions,
+    clock: Clock,
+    /// The last attempt of every claim of this client that is under way or held.
+    attempts: Mutex<FastMap<ClaimId, Arc<Attempt>>>,
+    withdrawn: Mutex<Withdrawn>,
+    /// The names that somebody found taken, and when.
+    crowds: Mutex<FastMap<Name, Moment>>,
+    /// The greatest token that this client has seen or proposed.
+    greatest: AtomicU64,
+    tell: mpsc::UnboundedSender<Signal>,
+    signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
+}
+
+impl Redlock {
+    /// A quorum of these nodes. Every client must name the same nodes, in the same order. Must be
+    /// called inside a tokio runtime, on which everything lives that goes on in the background.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for fewer than three nodes or a node that is named twice.
+    pub fn over(
+        nodes: Vec<Arc<dyn Engine>>,
+        options: RedlockOptions,
+        clock: Clock,
+    ) -> Result<Self> {
+        check_nodes(&nodes)?;
+        let (tell, signals) = mpsc::unbounded_channel();
+        let core = Arc::new(Core {
+            nodes: Arc::new(Nodes::new(nodes, clock.clone())),
+            options,
+            clock,
+            attempts: Mutex::default(),
+            withdrawn: Mutex::default(),
+            crowds: Mutex::default(),
+            greatest: AtomicU64::new(0),
+            tell,
+            signals: Mutex::new(Some(signals)),
+        });
+        let listeners = (0..core.nodes.all.len()).map(|node| {
+            let core = core.clone();
+            let mut signals = core.nodes.all[node].engine.signals();
+            let listen = async move {
+                while let Some(signal) = signals.next().await {
+                    core.hear(node, signal);
+                }
+            };
+            tokio::spawn(listen).abort_handle()
+        });
+        let listeners = listeners.collect();
+        Ok(Self { core, listeners })
+    }
+
+    /// Looks at all nodes: a quorum must answer, and no server may be there twice. What is wrong
+    /// with the settings of a node is said as a warning.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn check(&self) -> Result<()> {
+        let nodes = &self.core.nodes;
+        let looks = (0..nodes.all.len()).map(|node| nodes.look_at(node));
+        let (mut well, mut trouble) = (0, None);
+        for (node, look) in futures_util::future::join_all(looks).await.into_iter().enumerate() {
+            let identity = nodes.all[node].engine.identity();
+            match look {
+                Ok(vitals) => {
+                    well += 1;
+                    for worry in vitals.worries {
+                        tracing::warn!(node = %identity, "{worry}");
+                    }
+                }
+                Err(error) if !error.is_retryable() => return Err(error),
+                Err(error) => {
+                    nodes.leave_out(node);
+                    trouble.get_or_insert(error);
+                }
+            }
+        }
+        match trouble {
+            Some(error) if well < nodes.quorum => {
+                let (all, quorum) = (nodes.all.len(), nodes.quorum);
+                let what = format!("{well} of {all} nodes answer, {quorum} are needed; {error}");
+                Err(nodes::failed(what, true))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Redlock {
+    fn drop(&mut self) {
+        self.listeners.iter().for_each(tokio::task::AbortHandle::abort);
+    }
+}
+
+fn check_nodes(nodes: &[Arc<dyn Engine>]) -> Result<()> {
+    let bad = |why: &str| Err(Error::invalid("number of nodes", &nodes.len().to_string(), why));
+    if nodes.len() < 3 {
+        return bad("a quorum needs at least three nodes; with one, use its own URL");
+    }
+    if nodes.len() > MOST_NODES {
+        return bad("more than 33 make a lock slower, not safer");
+    }
+    let identities: Vec<String> = nodes.iter().map(|node| node.identity()).collect();
+    for (place, identity) in identities.iter().enumerate() {
+        if identities[..place].contains(identity) {
+            return Err(Error::invalid("list of nodes", identity, "it is named twice"));
+        }
+    }
+    if nodes.len() % 2 == 0 {
+        let fewer = nodes.len() - 1;
+        tracing::warn!(nodes = nodes.len(), "an even number survives no more than {fewer} would");
+    }
+    Ok(())
+}
+
+impl Core {
+    fn check(&self, claim: &Claim) -> Result<()> {
+        let unsupported = |what: &str| {
+            Err(Error::Unsupported { engine: ENGINE, what: format!("{what} over a quorum") })
+        };
+        match claim.mode {
+            Mode::Exclusive => {}
+            Mode::Shared => return unsupported("readers that share a lock"),
+            Mode::Permits { .. } => return unsupported("semaphores"),
+        }
+        if claim.floor.is_some() {
+            return unsupported("a floor for tokens");
+        }
+        if claim.ttl > self.options.max_ttl {
+            let why = format!("max_ttl of this quorum is {:?}", self.options.max_ttl);
+            return Err(Error::invalid("ttl", &format!("{:?}", claim.ttl), why));
+        }
+        if whole(claim.id) != claim.id {
+            let why = "its last byte counts the attempts of a quorum and must be zero";
+            return Err(Error::invalid("claim id", &claim.id.to_string(), why));
+        }
+        Ok(())
+    }
+
+    fn node_timeout(&self, ttl: Duration) -> Duration {
+        let usual = (ttl / 50).clamp(NODE_TIMEOUT.0, NODE_TIMEOUT.1);
+        self.options.node_timeout.unwrap_or(usual)
+    }
+
+    /// A token above all that this client has seen, and not below the clock.
+    fn propose(&self) -> Token {
+        let clock = wall_micros();
+        let next = |greatest: u64| Some(Token::next(greatest, clock).get());
+        let before = self.greatest.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+        Token::next(before.unwrap_or_default(), clock)
+    }
+
+    fn saw(&self, token: Token) {
+        self.greatest.fetch_max(token.get(), Ordering::AcqRel);
+    }
+
+    fn attempts(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Attempt>>> {
+        unpoisoned(&self.attempts)
+    }
+
+    fn attempt_of(&self, claim: ClaimId) -> Option<Arc<Attempt>> {
+        self.attempts().get(&claim).cloned()
+    }
+
+    /// Nobody asks for this attempt any more.
+    fn forget(&self, attempt: &Arc<Attempt>) {
+        let mut attempts = self.attempts();
+        let claim = whole(attempt.claim.id);
+        if attempts.get(&claim).is_some_and(|known| Arc::ptr_eq(known, attempt)) {
+            attempts.remove(&claim);
+        }
+    }
+
+    fn is_withdrawn(&self, claim: ClaimId) -> bool {
+        unpoisoned(&self.withdrawn).contains(claim)
+    }
+
+    fn remember_withdrawn(&self, claim: ClaimId) {
+        unpoisoned(&self.withdrawn).insert(claim, self.clock.now());
+    }
+
+    /// Somebody found this name taken.
+    fn crowded(&self, claim: &Claim) {
+        let now = self.clock.now();
+        let mut crowds = unpoisoned(&self.crowds);
+        if crowds.len() >= MOST_CROWDED {
+            crowds.retain(|_, since| now < *since + CROWDED);
+        }
+        if crowds.len() < MOST_CROWDED {
+            crowds.insert(claim.name.clone(), now);
+        }
+    }
+
+    fn is_crowded(&self, claim: &Claim) -> bool {
+        let since = unpoisoned(&self.crowds).get(&claim.name).copied();
+        since.is_some_and(|since| self.clock.now() < since + CROWDED)
+    }
+}
+
+#[async_trait]
+impl Engine for Redlock {
+    fn capabilities(&self) -> Capabilities {
+        let each: Vec<_> =
+            self.core.nodes.all.iter().map(|node| node.engine.capabilities()).collect();
+        Capabilities {
+            engine: ENGINE,
+            shared: false,
+            permits: false,
+            cells: false,
+            sees_death: false,
+            pushes: each.iter().all(|can| can.pushes),
+            durable: each.iter().all(|can| can.durable),
+            replicas: false,
+            min_ttl: each.iter().map(|can| can.min_ttl).max().unwrap_or_default(),
+            max_ttl: self.core.options.max_ttl,
+        }
+    }
+
+    fn identity(&self) -> String {
+        let each: Vec<_> = self.core.nodes.all.iter().map(|node| node.engine.identity()).collect();
+        format!("redlock:{}", each.join(","))
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        self.core.acquire(claim, wait).await
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        self.core.renew(batch).await
+    }
+
+    async fn raise(&self, _: &Claim, _: &Grant, _: Token) -> Result<Grant> {
+        let what = "lifting a token over a quorum".to_owned();
+        Err(Error::Unsupported { engine: ENGINE, what })
+    }
+
+    async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
+        if let Amend::Downgrade = to {
+            let what = "readers that share a lock over a quorum".to_owned();
+            return Err(Error::Unsupported { engine: ENGINE, what });
+        }
+        self.core.amend(claim, grant, &to).await
+    }
+
+    async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        _next: Option<&Claim>,
+    ) -> Result<Option<Grant>> {
+        // Whoever is next asks for itself: at all nodes at once, or at the door.
+        self.core.release(claim, grant).await.map(|()| None)
+    }
+
+    async fn withdraw(&self, claim: &Claim) -> Result<()> {
+        self.core.withdraw(claim).await
+    }
+
+    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
+        self.core.watch(scope)
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
+        self.core.look(name).await
+    }
+
+    async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
+        self.core.list(prefix).await
+    }
+
+    async fn cell(&self, _: &Name, _: Version, _: Option<Vec<u8>>) -> Result<Swap> {
+        let what = "cells (latches and barriers) over a quorum".to_owned();
+        Err(Error::Unsupported { engine: ENGINE, what })
+    }
+
+    async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
+        self.core.force_release(name, how).await
+    }
+
+    fn signals(&self) -> BoxStream<'static, Signal> {
+        match unpoisoned(&self.core.signals).take() {
+            Some(signals) => receiver_stream(signals).boxed(),
+            None => futures_util::stream::empty().boxed(),
+        }
+    }
+
+    async fn close(&self) {
+        self.listeners.iter().for_each(tokio::task::AbortHandle::abort);
+        let each = self.core.nodes.all.iter().map(|node| node.engine.close());
+        futures_util::future::join_all(each).await;
+    }
+}

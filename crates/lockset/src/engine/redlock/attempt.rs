@@ -1,0 +1,331 @@
+//! One attempt at a lock: what each node has answered, and what follows from it. No requests here.
+
+use std::sync::{Mutex, MutexGuard};
+
+use crate::clock::Moment;
+use crate::engine::{Claim, ClaimId, Grant};
+use crate::error::{LossReason, Result};
+use crate::mutual::unpoisoned;
+use crate::token::Token;
+
+/// The version of what a grant's key says.
+const KEY_VERSION: u8 = 1;
+
+/// The claim that an attempt belongs to. Every attempt has an id of its own, because a late request
+/// of one must never count for another: the last byte counts them.
+pub(super) fn whole(attempt: ClaimId) -> ClaimId {
+    ClaimId::from_bits(attempt.to_bits() & !0xff)
+}
+
+/// The id of a claim's attempt with this number.
+pub(super) fn numbered(claim: ClaimId, number: u8) -> ClaimId {
+    ClaimId::from_bits(claim.to_bits() | u128::from(number))
+}
+
+/// Whether a node's own value counts for a holder of `token`. A greater one by more than one may
+/// have come after somebody else's newer token: such a node is kept and given back, but proves
+/// nothing. One more says that the fence there was the token itself until just before.
+pub(super) fn counts(value: Token, token: Token) -> bool {
+    value.get() <= token.get().saturating_add(1)
+}
+
+/// One attempt, on all nodes.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    /// The claim, under the attempt's own id.
+    pub(super) claim: Claim,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    at: Vec<At>,
+    fate: Fate,
+    /// The nodes that have been asked to refuse renewals, and those of which nothing is known.
+    revoked: u64,
+    doubted: u64,
+}
+
+/// How an attempt stands at one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    /// Nothing of it is there.
+    Nothing,
+    /// It was asked for, and the answer may still come.
+    Asked,
+    /// It holds the lock there.
+    Granted(Grant),
+    /// Another holds the lock there, or it was lost.
+    Refused,
+    /// Something of it may be there.
+    Unknown,
+}
+
+/// What became of an attempt as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Open,
+    Held(Token),
+    Over,
+}
+
+/// What the answers so far come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// A quorum granted this very value.
+    Won(Token),
+    /// A quorum granted, by different values: this is the greatest.
+    Raise(Token),
+    /// A quorum cannot be reached by the answers that may still come.
+    Lost,
+    Open,
+}
+
+impl Attempt {
+    pub(super) fn new(claim: Claim, nodes: usize) -> Self {
+        let at = vec![At::Nothing; nodes];
+        let state = State { at, fate: Fate::Open, revoked: 0, doubted: 0 };
+        Self { claim, state: Mutex::new(state) }
+    }
+
+    /// The attempt that a grant's key tells of, as another process has it. What it does not tell
+    /// is unknown.
+    pub(super) fn from_key(claim: &Claim, grant: &Grant, nodes: usize) -> Option<Self> {
+        let (version, rest) = grant.key.split_first()?;
+        let (number, tokens) = rest.split_first()?;
+        if *version != KEY_VERSION || tokens.len() != nodes * 8 {
+            return None;
+        }
+        let at = tokens.chunks_exact(8).map(|token| {
+            match u64::from_le_bytes(token.try_into().unwrap_or_default()) {
+                0 => At::Unknown,
+                token => At::Granted(Grant {
+                    token: Token::new(token),
+                    valid_until: grant.valid_until,
+                    key: Vec::new(),
+                }),
+            }
+        });
+        let state =
+            State { at: at.collect(), fate: Fate::Held(grant.token), revoked: 0, doubted: 0 };
+        let id = numbered(claim.id, *number);
+        Some(Self { claim: Claim { id, ..claim.clone() }, state: Mutex::new(state) })
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        unpoisoned(&self.state)
+    }
+
+    /// The grant of the whole: by this token, for as long as a quorum of the nodes keeps it.
+    pub(super) fn grant(&self, token: Token, quorum: usize) -> Grant {
+        let state = self.state();
+        let mut key = vec![KEY_VERSION, self.claim.id.to_bits() as u8];
+        for at in &state.at {
+            let token = if let At::Granted(grant) = at { grant.token.get() } else { 0 };
+            key.extend(token.to_le_bytes());
+        }
+        Grant { token, valid_until: state.valid_until(token, quorum), key }
+    }
+}
+
+impl State {
+    pub(super) fn at(&self, node: usize) -> &At {
+        &self.at[node]
+    }
+
+    pub(super) fn set(&mut self, node: usize, at: At) {
+        if matches!(at, At::Granted(_)) {
+            self.doubted &= !(1 << node);
+        }
+        self.at[node] = at;
+    }
+
+    /// Notes the answer to a request for the lock. What is not an answer leaves it unknown.
+    pub(super) fn answered(&mut self, node: usize, answer: &Result<Option<Grant>>) {
+        self.set(
+            node,
+            match answer {
+                Ok(Some(grant)) => At::Granted(grant.clone()),
+                Ok(None) => At::Refused,
+                Err(_) => At::Unknown,
+            },
+        );
+    }
+
+    pub(super) fn fate(&self) -> Fate {
+        self.fate
+    }
+
+    /// It is over, from now on; what it was before.
+    pub(super) fn end(&mut self) -> Fate {
+        std::mem::replace(&mut self.fate, Fate::Over)
+    }
+
+    /// It is held, unless it was withdrawn meanwhile.
+    pub(super) fn hold(&mut self, token: Token) -> bool {
+        let open = self.fate == Fate::Open;
+        if open {
+            self.fate = Fate::Held(token);
+        }
+        open
+    }
+
+    /// The nodes where it holds, and how.
+    pub(super) fn granted(&self) -> impl Iterator<Item = (usize, &Grant)> {
+        self.at.iter().enumerate().filter_map(|(node, at)| match at {
+            At::Granted(grant) => Some((node, grant)),
+            _ => None,
+        })
+    }
+
+    /// The nodes at which it stands like this.
+    pub(super) fn those(&self, like: impl Fn(&At) -> bool) -> Vec<usize> {
+        (0..self.at.len()).filter(|node| like(&self.at[*node])).collect()
+    }
+
+    pub(super) fn verdict(&self, quorum: usize) -> Verdict {
+        let values: Vec<Token> = self.granted().map(|(_, grant)| grant.token).collect();
+        let asked = self.those(|at| *at == At::Asked).len();
+        let owners = |value: &Token| values.iter().filter(|other| *other == value).count();
+        match values.iter().max() {
+            _ if values.len() + asked < quorum => Verdict::Lost,
+            Some(_) if values.iter().any(|value| owners(value) >= quorum) => {
+                let won = values.iter().find(|value| owners(value) >= quorum);
+                won.map_or(Verdict::Open, |value| Verdict::Won(*value))
+            }
+            Some(greatest) if asked == 0 => Verdict::Raise(*greatest),
+            _ => Verdict::Open,
+        }
+    }
+
+    /// How many nodes said yes or no.
+    pub(super) fn answers(&self) -> usize {
+        self.those(|at| matches!(at, At::Granted(_) | At::Refused)).len()
+    }
+
+    /// Until when a quorum of the nodes keeps it: the quorum-th greatest of their own ends.
+    pub(super) fn valid_until(&self, token: Token, quorum: usize) -> Moment {
+        let counted = self.granted().filter(|(_, grant)| counts(grant.token, token));
+        let mut ends: Vec<Moment> = counted.map(|(_, grant)| grant.valid_until).collect();
+        ends.sort_unstable_by(|a, b| b.cmp(a));
+        ends.get(quorum - 1).copied().unwrap_or(Moment::from_nanos(0))
+    }
+
+    /// The nodes that may still keep it, and count.
+    pub(super) fn standing(&self, token: Token) -> Vec<usize> {
+        self.those(|at| match at {
+            At::Granted(grant) => counts(grant.token, token),
+            At::Asked | At::Unknown => true,
+            At::Nothing | At::Refused => false,
+        })
+    }
+
+    /// A node tells that it has taken the lock away, or will not renew it. Why the whole is lost,
+    /// if it is.
+    pub(super) fn taken_away(
+        &mut self,
+        node: usize,
+        why: LossReason,
+        quorum: usize,
+    ) -> Option<LossReason> {
+        match why {
+            LossReason::Revoked => self.revoked |= 1 << node,
+            _ => self.set(node, At::Refused),
+        }
+        let Fate::Held(token) = self.fate else { return None };
+        let stands = |node: &usize| self.revoked & (1 << node) == 0;
+        let standing = self.standing(token).into_iter().filter(stands).count();
+        (standing < quorum).then_some(why)
+    }
+
+    /// A node cannot be asked at the moment. Whether too few are left to be sure.
+    pub(super) fn doubt(&mut self, node: usize, quorum: usize) -> bool {
+        self.doubted |= 1 << node;
+        let Fate::Held(token) = self.fate else { return false };
+        let sure = self
+            .granted()
+            .filter(|(node, grant)| self.doubted & (1 << node) == 0 && counts(grant.token, token));
+        sure.count() < quorum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Mode;
+    use crate::name::Note;
+    use std::time::Duration;
+
+    fn claim() -> Claim {
+        Claim {
+            id: ClaimId::random(),
+            name: "n".parse().unwrap(),
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(1),
+            fixed: false,
+            floor: None,
+            note: Note::default(),
+            detachable: false,
+            replicas: None,
+        }
+    }
+
+    fn granted(token: u64, ends: u64) -> At {
+        let valid_until = Moment::from_nanos(ends);
+        At::Granted(Grant { token: Token::new(token), valid_until, key: Vec::new() })
+    }
+
+    /// The verdict of five nodes that stand like this.
+    fn verdict(at: [At; 5]) -> Verdict {
+        let attempt = Attempt::new(claim(), 5);
+        at.into_iter().enumerate().for_each(|(node, at)| attempt.state().set(node, at));
+        attempt.state().verdict(3)
+    }
+
+    #[test]
+    fn a_value_from_a_quorum_is_a_token_whatever_the_others_say() {
+        let (five, nine) = (granted(5, 1), granted(9, 1));
+        let all = [five.clone(), five.clone(), five.clone(), nine.clone(), At::Refused];
+        assert_eq!(verdict(all), Verdict::Won(Token::new(5)));
+        let split = [five.clone(), five.clone(), nine.clone(), At::Refused, At::Unknown];
+        assert_eq!(verdict(split), Verdict::Raise(Token::new(9)));
+        let early = [five.clone(), five.clone(), nine.clone(), At::Asked, At::Refused];
+        assert_eq!(verdict(early), Verdict::Open);
+        let few = [five.clone(), five, At::Refused, At::Refused, At::Unknown];
+        assert_eq!(verdict(few), Verdict::Lost);
+    }
+
+    #[test]
+    fn the_whole_is_valid_as_long_as_a_quorum_is() {
+        let attempt = Attempt::new(claim(), 5);
+        for (node, ends) in [(0, 30), (1, 10), (3, 20), (4, 40)] {
+            attempt.state().set(node, granted(7, ends));
+        }
+        let token = Token::new(7);
+        assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(20));
+        // One more says that the fence was the token; two more may hide somebody else's.
+        attempt.state().set(4, granted(8, 40));
+        assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(20));
+        attempt.state().set(4, granted(9, 40));
+        assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(10));
+        attempt.state().set(0, At::Refused);
+        assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(0));
+    }
+
+    #[test]
+    fn a_key_tells_another_process_what_it_needs() {
+        let claim = claim();
+        let own = Claim { id: numbered(claim.id, 3), ..claim.clone() };
+        let attempt = Attempt::new(own.clone(), 3);
+        attempt.state().set(0, granted(7, 1));
+        attempt.state().set(2, granted(8, 1));
+        let grant = attempt.grant(Token::new(7), 2);
+        let again = Attempt::from_key(&claim, &grant, 3).unwrap();
+        assert_eq!(again.claim.id, own.id);
+        assert_eq!(whole(again.claim.id), claim.id);
+        assert_eq!(*again.state().at(1), At::Unknown);
+        assert_eq!(again.state().granted().map(|(_, g)| g.token.get()).collect::<Vec<_>>(), [7, 8]);
+        assert!(Attempt::from_key(&claim, &grant, 5).is_none());
+        assert!(Attempt::from_key(&claim, &Grant { key: vec![], ..grant }, 3).is_none());
+    }
+}

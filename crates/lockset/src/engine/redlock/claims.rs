@@ -1,0 +1,456 @@
+//! The way of one claim: attempts, until one of them has a quorum or the time is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_core::future::BoxFuture;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use super::Core;
+use super::attempt::{At, Attempt, Fate, Verdict, numbered};
+use super::nodes::failed;
+use crate::clock::Moment;
+use crate::engine::{Claim, Grant, Wait};
+use crate::error::{Error, Result};
+use crate::token::Token;
+
+/// The pauses before nodes that another holds are asked again, while the door is ours.
+const BUSY_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// The pauses between attempts that failed.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+/// One that does not wait still lets whoever lost at the same time give back.
+const LEAST_PATIENCE: Duration = Duration::from_millis(5);
+
+/// Requests under way, and what they are answered.
+type Errands = FuturesUnordered<BoxFuture<'static, (usize, Result<Option<Grant>>)>>;
+
+/// What came of an attempt.
+enum Outcome {
+    Won(Grant),
+    /// Somebody else has it.
+    Busy,
+    Failed(Error),
+}
+
+impl Core {
+    pub(super) async fn acquire(
+        self: &Arc<Self>,
+        claim: &Claim,
+        wait: Wait,
+    ) -> Result<Option<Grant>> {
+        self.check(claim)?;
+        if let Some(grant) = self.held_already(claim)? {
+            return Ok(Some(grant));
+        }
+        let began = self.clock.now();
+        let deadline = wait.deadline().max(began + self.node_timeout(claim.ttl));
+        let mut pause = PAUSES.0;
+        for number in 0..=u8::MAX {
+            let attempt = self.begin(claim, number);
+            let through_the_door = wait != Wait::No && self.is_crowded(claim);
+            let mut round = Round::new(self, &attempt, wait);
+            let outcome = match through_the_door {
+                true => Box::pin(round.through_the_door()).await,
+                false => round.everywhere().await,
+            };
+            let errands = std::mem::take(&mut round.errands);
+            match outcome {
+                Outcome::Won(grant) => {
+                    self.look_after_the_late(&attempt, errands);
+                    return Ok(Some(grant));
+                }
+                Outcome::Busy => {
+                    self.give_up(&attempt, errands).await;
+                    self.crowded(claim);
+                    if wait == Wait::No || self.clock.now() >= wait.deadline() {
+                        return Ok(None);
+                    }
+                    // Whoever comes through the door and still finds it busy has met somebody who
+                    // came another way.
+                    if !through_the_door {
+                        continue;
+                    }
+                }
+                Outcome::Failed(error) => {
+                    self.give_up(&attempt, errands).await;
+                    if !error.is_retryable() || self.clock.now() >= deadline {
+                        return Err(error);
+                    }
+                }
+            }
+            let until = self.clock.now() + jittered(pause);
+            self.clock.sleep_until(until.min(deadline)).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+        // All its ids are used up: the caller comes with a fresh claim.
+        Err(Error::NotHeld { name: claim.name.clone() })
+    }
+
+    /// A claim of this client that is held already gets the same answer again.
+    fn held_already(&self, claim: &Claim) -> Result<Option<Grant>> {
+        let gone = || Error::NotHeld { name: claim.name.clone() };
+        if self.is_withdrawn(claim.id) {
+            return Err(gone());
+        }
+        let Some(attempt) = self.attempt_of(claim.id) else { return Ok(None) };
+        let fate = attempt.state().fate();
+        match fate {
+            Fate::Held(token) => Ok(Some(attempt.grant(token, self.nodes.quorum))),
+            // Somebody else asks under the same id at this moment.
+            _ => Err(gone()),
+        }
+    }
+
+    fn begin(&self, claim: &Claim, number: u8) -> Arc<Attempt> {
+        let own = Claim { id: numbered(claim.id, number), ..claim.clone() };
+        let attempt = Arc::new(Attempt::new(own, self.nodes.all.len()));
+        self.attempts().insert(claim.id, attempt.clone());
+        attempt
+    }
+
+    /// Asks one node for the lock.
+    fn ask(&self, attempt: &Arc<Attempt>, node: usize, floor: Token, wait: Wait) -> Errand {
+        attempt.state().set(node, At::Asked);
+        let engine = self.nodes.all[node].engine.clone();
+        let claim = Claim { floor: Some(floor), ..attempt.claim.clone() };
+        Box::pin(async move { (node, engine.acquire(&claim, wait).await) })
+    }
+
+    /// What is answered only after the attempt was decided is adopted, or given back.
+    pub(super) fn look_after_the_late(self: &Arc<Self>, attempt: &Arc<Attempt>, errands: Errands) {
+        if errands.is_empty() {
+            return;
+        }
+        let (core, attempt) = (self.clone(), attempt.clone());
+        self.nodes.in_background(async move {
+            let mut errands = errands;
+            while let Some((node, answer)) = errands.next().await {
+                core.note_late(&attempt, node, answer).await;
+            }
+        });
+    }
+
+    async fn note_late(
+        self: &Arc<Self>,
+        attempt: &Arc<Attempt>,
+        node: usize,
+        answer: Result<Option<Grant>>,
+    ) {
+        if answer.is_ok() {
+            self.nodes.is_back(node);
+        }
+        let fate = {
+            let mut state = attempt.state();
+            if *state.at(node) != At::Asked && *state.at(node) != At::Unknown {
+                return;
+            }
+            state.answered(node, &answer);
+            state.fate()
+        };
+        match (fate, answer) {
+            (Fate::Held(token), Ok(Some(grant))) => {
+                self.adopt(attempt, node, grant, token).await;
+            }
+            (Fate::Over, Ok(Some(_)) | Err(_)) => self.take_back(attempt, node).await,
+            _ => {}
+        }
+    }
+
+    /// A node grants late what is held already: it is lifted to the token, so that the holder keeps
+    /// all nodes and not just a quorum. A higher value stays as it is, and may not count.
+    pub(super) async fn adopt(
+        self: &Arc<Self>,
+        attempt: &Arc<Attempt>,
+        node: usize,
+        grant: Grant,
+        token: Token,
+    ) {
+        if grant.token >= token {
+            return;
+        }
+        let raised = self.nodes.all[node].engine.raise(&attempt.claim, &grant, token).await;
+        let over = {
+            let mut state = attempt.state();
+            if state.fate() == Fate::Held(token) {
+                let at = raised.map_or(At::Unknown, At::Granted);
+                state.set(node, at);
+            }
+            state.fate() == Fate::Over || *state.at(node) == At::Unknown
+        };
+        if over {
+            self.take_back(attempt, node).await;
+        }
+    }
+
+    /// Ends an attempt that failed. What is known to be there is given back before this returns,
+    /// unless a node takes too long.
+    async fn give_up(self: &Arc<Self>, attempt: &Arc<Attempt>, errands: Errands) {
+        attempt.state().end();
+        self.forget(attempt);
+        self.look_after_the_late(attempt, errands);
+        let (granted, unknown) = {
+            let state = attempt.state();
+            let granted = state.those(|at| matches!(at, At::Granted(_)));
+            (granted, state.those(|at| *at == At::Unknown))
+        };
+        unknown.into_iter().for_each(|node| self.take_back_later(attempt, node));
+        let mut back: FuturesUnordered<_> = granted
+            .into_iter()
+            .map(|node| {
+                let (core, attempt) = (self.clone(), attempt.clone());
+                async move { core.take_back(&attempt, node).await }
+            })
+            .collect();
+        let limit = self.clock.now() + self.node_timeout(attempt.claim.ttl);
+        let all = async { while back.next().await.is_some() {} };
+        tokio::select! {
+            () = all => return,
+            () = self.clock.sleep_until(limit) => {}
+        }
+        self.nodes.in_background(async move { while back.next().await.is_some() {} });
+    }
+}
+
+type Errand = BoxFuture<'static, (usize, Result<Option<Grant>>)>;
+
+/// An attempt under way.
+struct Round<'a> {
+    core: &'a Arc<Core>,
+    attempt: &'a Arc<Attempt>,
+    wait: Wait,
+    errands: Errands,
+    began: Moment,
+    /// The node where everybody queues.
+    door: usize,
+    /// Why nodes did not answer, if one said so.
+    trouble: Option<Error>,
+}
+
+impl<'a> Round<'a> {
+    fn new(core: &'a Arc<Core>, attempt: &'a Arc<Attempt>, wait: Wait) -> Self {
+        let door = core.nodes.door().unwrap_or_default();
+        let (errands, began) = (Errands::new(), core.clock.now());
+        Self { core, attempt, wait, errands, began, door, trouble: None }
+    }
+
+    /// All nodes at once, and nobody waits: one round trip, in the usual case.
+    async fn everywhere(&mut self) -> Outcome {
+        let proposal = self.core.propose();
+        for node in self.core.nodes.well() {
+            self.errands.push(self.core.ask(self.attempt, node, proposal, Wait::No));
+        }
+        self.decide(proposal, true).await
+    }
+
+    /// Waits at the door; then takes the others, which nobody else asks for who came through it.
+    async fn through_the_door(&mut self) -> Outcome {
+        let proposal = self.core.propose();
+        let door = self.door;
+        self.errands.push(self.core.ask(self.attempt, door, proposal, self.wait));
+        let mut look_elsewhere = self.began + self.attempt.claim.ttl;
+        let watched = self.core.nodes.watch_over(door);
+        let answer = loop {
+            tokio::select! {
+                Some((_, answer)) = self.errands.next() => break answer,
+                () = self.core.nodes.all[door].left_out() => {
+                    self.errands.clear();
+                    let what = "the node where it queued does not answer any more".to_owned();
+                    break Err(failed(what, true));
+                }
+                () = self.core.clock.sleep_until(look_elsewhere) => {
+                    look_elsewhere = self.core.clock.now() + self.attempt.claim.ttl;
+                    if self.core.is_free_elsewhere(&self.attempt.claim.name, door).await {
+                        // Something is stuck at the door that is not a lock of the quorum.
+                        return self.past_the_door(proposal).await;
+                    }
+                }
+            }
+        };
+        drop(watched);
+        self.note(door, answer);
+        let lifted = match self.attempt.state().at(door) {
+            At::Granted(grant) => grant.token,
+            At::Refused => return Outcome::Busy,
+            _ => return self.lost(),
+        };
+        self.began = self.core.clock.now();
+        for node in self.core.nodes.well().into_iter().filter(|node| *node != door) {
+            self.errands.push(self.core.ask(self.attempt, node, lifted, Wait::No));
+        }
+        self.decide(lifted, true).await
+    }
+
+    /// All but the door, where nothing is to be left.
+    async fn past_the_door(&mut self, proposal: Token) -> Outcome {
+        self.began = self.core.clock.now();
+        self.errands.clear();
+        self.attempt.state().set(self.door, At::Unknown);
+        self.core.take_back_later(self.attempt, self.door);
+        for node in self.core.nodes.well().into_iter().filter(|node| *node != self.door) {
+            self.errands.push(self.core.ask(self.attempt, node, proposal, Wait::No));
+        }
+        self.decide(proposal, false).await
+    }
+
+    /// Collects the answers until they are enough.
+    async fn decide(&mut self, proposal: Token, minds_the_door: bool) -> Outcome {
+        let core = self.core;
+        let limit = self.began + core.node_timeout(self.attempt.claim.ttl);
+        let mut patience = None;
+        let (mut pause, mut ask_again) = (BUSY_PAUSES.0, Moment::NEVER);
+        loop {
+            let (verdict, door) = {
+                let state = self.attempt.state();
+                (state.verdict(core.nodes.quorum), state.at(self.door).clone())
+            };
+            let now = core.clock.now();
+            // Nobody gets past those who queue, unless the door is slower than all others.
+            let mut grace = Moment::NEVER;
+            match verdict {
+                Verdict::Won(_) if minds_the_door && door == At::Refused => return Outcome::Busy,
+                Verdict::Won(token) if minds_the_door && door == At::Asked => {
+                    grace = self.began + now.since(self.began) * 2;
+                    if now >= grace {
+                        return self.won(token);
+                    }
+                }
+                Verdict::Won(token) => return self.won(token),
+                Verdict::Raise(_) if minds_the_door && door == At::Refused => return Outcome::Busy,
+                Verdict::Raise(token) => return self.raise(token).await,
+                // Who has the door waits for the others: they come free, and nobody else gets them.
+                Verdict::Lost if matches!(door, At::Granted(_)) && ask_again == Moment::NEVER => {
+                    let patience = *patience.get_or_insert_with(|| self.patience(now));
+                    if now >= patience || !self.could_be_won() {
+                        return self.lost();
+                    }
+                    ask_again = (now + jittered(pause)).min(patience);
+                    pause = (pause * 2).min(BUSY_PAUSES.1);
+                }
+                Verdict::Lost if ask_again == Moment::NEVER => return self.lost(),
+                Verdict::Lost | Verdict::Open => {}
+            }
+            tokio::select! {
+                Some((node, answer)) = self.errands.next() => self.note(node, answer),
+                () = core.clock.sleep_until(limit), if now < limit => self.leave_out_the_silent(),
+                () = core.clock.sleep_until(grace) => {}
+                () = core.clock.sleep_until(ask_again) => {
+                    ask_again = Moment::NEVER;
+                    self.ask_the_busy_again(proposal);
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, node: usize, answer: Result<Option<Grant>>) {
+        self.attempt.state().answered(node, &answer);
+        match answer {
+            Ok(_) => self.core.nodes.is_back(node),
+            Err(error) => {
+                if matches!(error, Error::Unreachable { .. }) {
+                    self.core.nodes.leave_out(node);
+                }
+                self.trouble.get_or_insert(error);
+            }
+        }
+    }
+
+    fn leave_out_the_silent(&mut self) {
+        let silent = self.attempt.state().those(|at| *at == At::Asked);
+        for node in silent {
+            self.attempt.state().set(node, At::Unknown);
+            self.core.nodes.leave_out(node);
+        }
+    }
+
+    fn ask_the_busy_again(&mut self, proposal: Token) {
+        let busy = self.attempt.state().those(|at| *at == At::Refused);
+        for node in busy.into_iter().filter(|node| !self.core.nodes.all[*node].is_out()) {
+            self.errands.push(self.core.ask(self.attempt, node, proposal, Wait::No));
+        }
+    }
+
+    /// Until when the others are asked again. The lease at the door must last beyond it.
+    fn patience(&self, now: Moment) -> Moment {
+        let ttl = self.attempt.claim.ttl;
+        match self.wait {
+            Wait::No => now + (now.since(self.began) * 4).clamp(LEAST_PATIENCE, ttl / 6),
+            wait => wait.deadline().min(now + ttl / 3),
+        }
+    }
+
+    /// Whether enough nodes answer at all.
+    fn could_be_won(&self) -> bool {
+        self.trouble.as_ref().is_none_or(Error::is_retryable)
+            && self.attempt.state().answers() >= self.core.nodes.quorum
+    }
+
+    /// The second round: the values differ, so all are lifted to the greatest.
+    async fn raise(&mut self, token: Token) -> Outcome {
+        let lower: Vec<(usize, Grant)> = {
+            let state = self.attempt.state();
+            let lower = state.granted().filter(|(_, grant)| grant.token < token);
+            lower.map(|(node, grant)| (node, grant.clone())).collect()
+        };
+        let (core, attempt) = (self.core, self.attempt);
+        let mut raises: FuturesUnordered<_> = lower
+            .into_iter()
+            .map(|(node, grant)| async move {
+                (node, core.nodes.all[node].engine.raise(&attempt.claim, &grant, token).await)
+            })
+            .collect();
+        let limit = self.core.clock.now() + self.core.node_timeout(self.attempt.claim.ttl);
+        loop {
+            let (node, raised) = tokio::select! {
+                Some(answer) = raises.next() => answer,
+                () = self.core.clock.sleep_until(limit) => break,
+                else => break,
+            };
+            // One that was not lifted is not ours by this token, whatever it was before.
+            let at = raised.map_or(At::Unknown, At::Granted);
+            self.attempt.state().set(node, at);
+        }
+        let owners = {
+            let state = self.attempt.state();
+            state.granted().filter(|(_, grant)| grant.token == token).count()
+        };
+        match owners >= self.core.nodes.quorum {
+            true => self.won(token),
+            false => self.lost(),
+        }
+    }
+
+    fn won(&mut self, token: Token) -> Outcome {
+        let core = self.core;
+        core.saw(token);
+        let grant = self.attempt.grant(token, core.nodes.quorum);
+        if grant.valid_until <= core.clock.now() {
+            return Outcome::Failed(failed("the nodes answered too late".to_owned(), true));
+        }
+        if !self.attempt.state().hold(token) {
+            let name = self.attempt.claim.name.clone();
+            return Outcome::Failed(Error::NotHeld { name });
+        }
+        Outcome::Won(grant)
+    }
+
+    /// Busy, or too few answered.
+    fn lost(&mut self) -> Outcome {
+        let (quorum, all) = (self.core.nodes.quorum, self.core.nodes.all.len());
+        let answers = self.attempt.state().answers();
+        match self.trouble.take() {
+            Some(error) if !matches!(error, Error::Unreachable { .. }) => Outcome::Failed(error),
+            _ if answers >= quorum => Outcome::Busy,
+            trouble => {
+                let why = trouble.map(|error| format!("; {error}")).unwrap_or_default();
+                let what = format!("{answers} of {all} nodes answered, {quorum} are needed{why}");
+                Outcome::Failed(failed(what, true))
+            }
+        }
+    }
+}
+
+/// Half of it and up to half more, so that those who lost together do not meet again.
+fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + rand::random::<f64>())
+}

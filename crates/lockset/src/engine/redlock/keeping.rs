@@ -1,0 +1,426 @@
+//! What follows a grant: it is renewed at a quorum, sown again where it was lost, given back
+//! everywhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_core::future::BoxFuture;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use super::Core;
+use super::attempt::{At, Attempt, Fate, counts, whole};
+use super::nodes::failed;
+use crate::engine::{Amend, Break, Claim, ClaimId, Grant, Holder, Signal, Wait};
+use crate::error::{Error, LossReason, Result};
+use crate::name::Name;
+use crate::token::Token;
+
+/// The pauses between tries to give something back.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How much longer than its lease something is tried to be given back.
+const LONG_OVER: Duration = Duration::from_secs(5);
+
+/// What one node answered about leases, each with its place in the batch.
+type Renewals = (usize, Vec<(usize, Arc<Attempt>, Result<Grant>)>);
+
+impl Core {
+    pub(super) async fn renew(self: &Arc<Self>, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        let attempts: Vec<Option<(Arc<Attempt>, Token)>> =
+            batch.iter().map(|(claim, grant)| self.holding(claim, grant)).collect();
+        let (asked, tokens): (Vec<_>, Vec<_>) = attempts.iter().flatten().cloned().unzip();
+        let mut yes = vec![0_usize; asked.len()];
+        let mut revoked = vec![false; asked.len()];
+        let mut answers = self.ask_to_renew(&asked);
+        let ttl = batch.iter().map(|(claim, _)| claim.ttl).min().unwrap_or_default();
+        let limit = self.clock.now() + self.node_timeout(ttl);
+        // A quorum is enough; whoever answers later is heard later.
+        while yes.iter().any(|yes| *yes < self.nodes.quorum) {
+            let (node, renewed) = tokio::select! {
+                Some(answer) = answers.next() => answer,
+                () = self.clock.sleep_until(limit) => break,
+                else => break,
+            };
+            for (place, attempt, renewal) in renewed {
+                let counted = |grant: &Grant| counts(grant.token, tokens[place]);
+                yes[place] += usize::from(renewal.as_ref().is_ok_and(counted));
+                revoked[place] |= is_revoked(&renewal);
+                self.note_renewal(&attempt, node, renewal);
+            }
+        }
+        self.hear_the_late(answers);
+        let mut place = 0;
+        let judged = attempts.into_iter().zip(batch).map(|(attempt, (claim, _))| {
+            let Some((attempt, token)) = attempt else {
+                return Err(Error::lost(&claim.name, LossReason::Forgotten));
+            };
+            let judged = self.judge(&attempt, token, yes[place], revoked[place]);
+            if judged.is_ok() {
+                self.sow_again(&attempt, token);
+            }
+            place += 1;
+            judged
+        });
+        judged.collect()
+    }
+
+    /// The attempt by which a claim holds, as this client knows it, or as the grant's key tells.
+    fn holding(&self, claim: &Claim, grant: &Grant) -> Option<(Arc<Attempt>, Token)> {
+        let attempt = match self.attempt_of(claim.id) {
+            Some(attempt) => attempt,
+            None => {
+                let attempt = Attempt::from_key(claim, grant, self.nodes.all.len())?;
+                let attempt = Arc::new(attempt);
+                self.attempts().insert(claim.id, attempt.clone());
+                attempt
+            }
+        };
+        let fate = attempt.state().fate();
+        (fate == Fate::Held(grant.token)).then_some((attempt, grant.token))
+    }
+
+    /// Every node that is worth asking, about the leases that it has.
+    fn ask_to_renew(
+        &self,
+        attempts: &[Arc<Attempt>],
+    ) -> FuturesUnordered<BoxFuture<'static, Renewals>> {
+        let answers = FuturesUnordered::new();
+        for node in self.nodes.well() {
+            let leases: Vec<(usize, Arc<Attempt>, Grant)> = attempts
+                .iter()
+                .enumerate()
+                .filter_map(|(place, attempt)| match attempt.state().at(node) {
+                    At::Granted(grant) => Some((place, attempt.clone(), grant.clone())),
+                    _ => None,
+                })
+                .collect();
+            let engine = self.nodes.all[node].engine.clone();
+            if leases.is_empty() {
+                continue;
+            }
+            let asking: BoxFuture<'static, Renewals> = Box::pin(async move {
+                let batch: Vec<_> = leases.iter().map(|(_, a, grant)| (&a.claim, grant)).collect();
+                let renewed = engine.renew(&batch).await;
+                let each = leases.into_iter().zip(renewed);
+                (node, each.map(|((place, attempt, _), r)| (place, attempt, r)).collect())
+            });
+            answers.push(asking);
+        }
+        answers
+    }
+
+    fn note_renewal(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, renewed: Result<Grant>) {
+        match renewed {
+            Ok(grant) => {
+                self.nodes.is_back(node);
+                let mut state = attempt.state();
+                if matches!(state.at(node), At::Granted(_)) {
+                    state.set(node, At::Granted(grant));
+                }
+            }
+            // Its lease stands, but is the last.
+            Err(Error::Lost { reason: LossReason::Revoked, .. }) => {}
+            Err(Error::Lost { .. }) => attempt.state().set(node, At::Refused),
+            Err(_) => self.nodes.leave_out(node),
+        }
+    }
+
+    fn hear_the_late(
+        self: &Arc<Self>,
+        mut answers: FuturesUnordered<BoxFuture<'static, Renewals>>,
+    ) {
+        if answers.is_empty() {
+            return;
+        }
+        let core = self.clone();
+        self.nodes.in_background(async move {
+            while let Some((node, renewed)) = answers.next().await {
+                for (_, attempt, renewal) in renewed {
+                    core.note_renewal(&attempt, node, renewal);
+                }
+            }
+        });
+    }
+
+    fn judge(&self, attempt: &Attempt, token: Token, yes: usize, revoked: bool) -> Result<Grant> {
+        let quorum = self.nodes.quorum;
+        if yes >= quorum {
+            return Ok(attempt.grant(token, quorum));
+        }
+        let name = &attempt.claim.name;
+        let standing = attempt.state().standing(token).len();
+        if revoked {
+            return Err(Error::lost(name, LossReason::Revoked));
+        }
+        if standing < quorum {
+            return Err(Error::lost(name, LossReason::Forgotten));
+        }
+        let all = self.nodes.all.len();
+        let what = format!("{yes} of {all} nodes renewed `{name}`, {quorum} are needed");
+        Err(failed(what, true))
+    }
+
+    /// Nodes that do not have the lock are asked for it again, by its very token: else the quorum
+    /// would wear away. One that kept its fence answers one more, and counts too; any other value
+    /// may hide somebody else's newer token.
+    fn sow_again(self: &Arc<Self>, attempt: &Arc<Attempt>, token: Token) {
+        let missing = {
+            let state = attempt.state();
+            state.those(|at| matches!(at, At::Nothing | At::Refused | At::Unknown))
+        };
+        for node in missing.into_iter().filter(|node| !self.nodes.all[*node].is_out()) {
+            let (core, attempt) = (self.clone(), attempt.clone());
+            self.nodes.in_background(async move { core.sow_at(&attempt, node, token).await });
+        }
+    }
+
+    async fn sow_at(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, token: Token) {
+        let claim = Claim { floor: Some(token), ..attempt.claim.clone() };
+        let answer = self.nodes.all[node].engine.acquire(&claim, Wait::No).await;
+        let keep = matches!(&answer, Ok(Some(grant)) if counts(grant.token, token));
+        let over = {
+            let mut state = attempt.state();
+            let over = state.fate() != Fate::Held(token);
+            if !over && !matches!(state.at(node), At::Granted(_)) {
+                state.answered(node, &answer);
+            }
+            over
+        };
+        if matches!(answer, Ok(Some(_))) && (over || !keep) {
+            self.take_back(attempt, node).await;
+        }
+    }
+
+    pub(super) async fn release(self: &Arc<Self>, claim: &Claim, grant: &Grant) -> Result<()> {
+        let not_held = || Error::NotHeld { name: claim.name.clone() };
+        let (attempt, _) = self.holding(claim, grant).ok_or_else(not_held)?;
+        attempt.state().end();
+        self.forget(&attempt);
+        let (granted, unknown) = {
+            let state = attempt.state();
+            let granted: Vec<_> =
+                state.granted().map(|(node, grant)| (node, grant.clone())).collect();
+            (granted, state.those(|at| *at == At::Unknown))
+        };
+        unknown.into_iter().for_each(|node| self.take_back_later(&attempt, node));
+        let mut answers: FuturesUnordered<_> = granted
+            .into_iter()
+            .map(|(node, grant)| {
+                let (engine, attempt) = (self.nodes.all[node].engine.clone(), attempt.clone());
+                async move { (node, engine.release(&attempt.claim, &grant, None).await) }
+            })
+            .collect();
+        let limit = self.clock.now() + self.node_timeout(claim.ttl);
+        let (mut yes, mut no) = (0, 0);
+        while yes < self.nodes.quorum {
+            let (node, answer) = tokio::select! {
+                Some(answer) = answers.next() => answer,
+                () = self.clock.sleep_until(limit) => break,
+                else => break,
+            };
+            yes += usize::from(answer.is_ok());
+            no += usize::from(matches!(answer, Err(Error::NotHeld { .. })));
+            self.note_release(&attempt, node, answer.map(drop));
+        }
+        if !answers.is_empty() {
+            let (core, attempt) = (self.clone(), attempt.clone());
+            self.nodes.in_background(async move {
+                while let Some((node, answer)) = answers.next().await {
+                    core.note_release(&attempt, node, answer.map(drop));
+                }
+            });
+        }
+        let (quorum, all) = (self.nodes.quorum, self.nodes.all.len());
+        match () {
+            () if yes >= quorum => Ok(()),
+            () if no > 0 && yes < quorum && yes + no >= quorum => Err(not_held()),
+            () => {
+                let what = format!("{yes} of {all} nodes released `{}`", claim.name);
+                Err(failed(what, true))
+            }
+        }
+    }
+
+    fn note_release(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, answer: Result<()>) {
+        match answer {
+            Ok(()) | Err(Error::NotHeld { .. }) => attempt.state().set(node, At::Nothing),
+            Err(_) => {
+                attempt.state().set(node, At::Unknown);
+                self.take_back_later(attempt, node);
+            }
+        }
+    }
+
+    pub(super) fn take_back_later(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize) {
+        let (core, attempt) = (self.clone(), attempt.clone());
+        self.nodes.in_background(async move { core.take_back(&attempt, node).await });
+    }
+
+    /// Gives back what an attempt has, or may have, at a node; again and again until the node has
+    /// answered or the lease is long over.
+    pub(super) async fn take_back(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize) {
+        let engine = &self.nodes.all[node].engine;
+        let long_over = self.clock.now() + attempt.claim.ttl + LONG_OVER;
+        let mut pause = PAUSES.0;
+        loop {
+            let at = attempt.state().at(node).clone();
+            let answer = match &at {
+                At::Granted(grant) => engine.release(&attempt.claim, grant, None).await.map(drop),
+                _ => engine.withdraw(&attempt.claim).await,
+            };
+            match answer {
+                Ok(()) | Err(Error::NotHeld { .. }) => {
+                    return attempt.state().set(node, At::Nothing);
+                }
+                Err(Error::Closed) => return,
+                Err(_) => attempt.state().set(node, At::Unknown),
+            }
+            if self.clock.now() >= long_over {
+                return;
+            }
+            self.clock.sleep_until(self.clock.now() + pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Everything that bears the claim's id, whoever asked for it.
+    pub(super) async fn withdraw(self: &Arc<Self>, claim: &Claim) -> Result<()> {
+        self.remember_withdrawn(claim.id);
+        let known = self.attempts().remove(&claim.id);
+        if let Some(attempt) = known {
+            attempt.state().end();
+            let there = attempt.state().those(|at| *at != At::Nothing);
+            let each = there.into_iter().map(|node| self.withdraw_at(node, &attempt.claim));
+            // What a node does not answer it may still have; the rest happens behind.
+            for (node, done) in futures_util::future::join_all(each).await {
+                match done {
+                    true => attempt.state().set(node, At::Nothing),
+                    false => self.take_back_later(&attempt, node),
+                }
+            }
+            return Ok(());
+        }
+        let each = self.nodes.well().into_iter().map(|node| async move {
+            let ids = [claim.id].into_iter().chain(self.ids_at(node, claim).await);
+            let each = ids.map(|id| async move {
+                self.withdraw_at(node, &Claim { id, ..claim.clone() }).await.1
+            });
+            futures_util::future::join_all(each).await.into_iter().all(|done| done)
+        });
+        let done = futures_util::future::join_all(each).await;
+        match done.iter().filter(|done| **done).count() >= self.nodes.quorum {
+            true => Ok(()),
+            false => Err(failed("too few nodes answered a withdrawal".to_owned(), true)),
+        }
+    }
+
+    /// Whether a node has withdrawn this attempt in its time.
+    async fn withdraw_at(&self, node: usize, claim: &Claim) -> (usize, bool) {
+        let one = &self.nodes.all[node];
+        if one.is_out() {
+            return (node, false);
+        }
+        let limit = self.clock.now() + self.node_timeout(claim.ttl);
+        tokio::select! {
+            done = one.engine.withdraw(claim) => (node, done.is_ok()),
+            () = self.clock.sleep_until(limit) => (node, false),
+        }
+    }
+
+    /// The ids at a node that belong to attempts of a claim.
+    async fn ids_at(&self, node: usize, claim: &Claim) -> Vec<ClaimId> {
+        let limit = self.clock.now() + self.node_timeout(claim.ttl);
+        let state = tokio::select! {
+            state = self.nodes.all[node].engine.inspect(&claim.name) => state,
+            () = self.clock.sleep_until(limit) => return Vec::new(),
+        };
+        let Ok(state) = state else { return Vec::new() };
+        let holders = state.holders.iter().filter_map(|holder| holder.claim);
+        let waiters = state.waiters.iter().map(|waiter| waiter.claim);
+        let ours = |id: &ClaimId| *id != claim.id && whole(*id) == claim.id;
+        holders.chain(waiters).filter(ours).collect()
+    }
+
+    pub(super) async fn amend(
+        self: &Arc<Self>,
+        claim: &Claim,
+        grant: &Grant,
+        to: &Amend,
+    ) -> Result<Grant> {
+        let lost = || Error::lost(&claim.name, LossReason::Forgotten);
+        let (attempt, token) = self.holding(claim, grant).ok_or_else(lost)?;
+        let granted: Vec<_> = {
+            let state = attempt.state();
+            state.granted().map(|(node, grant)| (node, grant.clone())).collect()
+        };
+        let mut answers: FuturesUnordered<_> = granted
+            .into_iter()
+            .map(|(node, grant)| {
+                let (engine, attempt) = (self.nodes.all[node].engine.clone(), attempt.clone());
+                let to = to.clone();
+                async move { engine.amend(&attempt.claim, &grant, to).await }
+            })
+            .collect();
+        let limit = self.clock.now() + self.node_timeout(claim.ttl);
+        let (mut yes, mut gone) = (0, 0);
+        loop {
+            let answer = tokio::select! {
+                Some(answer) = answers.next() => answer,
+                () = self.clock.sleep_until(limit) => break,
+                else => break,
+            };
+            yes += usize::from(answer.is_ok());
+            gone += usize::from(matches!(answer, Err(Error::Lost { .. })));
+        }
+        match () {
+            () if yes >= self.nodes.quorum => Ok(attempt.grant(token, self.nodes.quorum)),
+            () if gone > self.nodes.all.len() - self.nodes.quorum => Err(lost()),
+            () => Err(failed("too few nodes answered".to_owned(), true)),
+        }
+    }
+
+    /// Breaks the lock at every node that answers, which must be a quorum.
+    pub(super) async fn force_release(
+        self: &Arc<Self>,
+        name: &Name,
+        how: Break,
+    ) -> Result<Vec<Holder>> {
+        let before = self.look(name).await?.holders;
+        let broken = self.at_each(|engine| {
+            let name = name.clone();
+            async move { engine.force_release(&name, how).await }
+        });
+        let answered = broken.await?;
+        let freed = |holder: &Holder| {
+            let same = |at: &&Holder| at.claim.map(whole) == holder.claim;
+            answered.iter().flatten().filter(same).count() > 0
+        };
+        Ok(before.into_iter().filter(freed).collect())
+    }
+
+    /// Hears what the nodes have to tell, and tells what follows for the whole.
+    pub(super) fn hear(self: &Arc<Self>, node: usize, signal: Signal) {
+        let (id, why) = match signal {
+            Signal::Lost(id, why) => (id, Some(why)),
+            Signal::Doubt(id) => (id, None),
+        };
+        let attempt = self.attempt_of(whole(id)).filter(|attempt| attempt.claim.id == id);
+        let Some(attempt) = attempt else { return };
+        let quorum = self.nodes.quorum;
+        let told = match why {
+            Some(why) => {
+                let lost = attempt.state().taken_away(node, why, quorum);
+                lost.map(|why| Signal::Lost(whole(id), why))
+            }
+            None => attempt.state().doubt(node, quorum).then(|| Signal::Doubt(whole(id))),
+        };
+        if let Some(signal) = told {
+            // Nobody listens any more after the keeper has ended.
+            let _ = self.tell.send(signal);
+        }
+    }
+}
+
+fn is_revoked(renewal: &Result<Grant>) -> bool {
+    matches!(renewal, Err(Error::Lost { reason: LossReason::Revoked, .. }))
+}

@@ -1,0 +1,202 @@
+//! The nodes of a quorum, and which of them are worth asking.
+//!
+//! A node that does not answer in its time is left out, so that it costs that time once and not in
+//! every request. It is asked how it is now and then, and used again when it answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::ENGINE;
+use crate::clock::Clock;
+use crate::engine::{Engine, Vitals};
+use crate::error::{Error, Result};
+
+/// How often a node that was left out is asked whether it is back.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// How often the node where somebody queues is asked how it is, and how long it may take.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const SILENT: Duration = Duration::from_millis(500);
+/// How long a node that was left out may take to tell how it is.
+const TELL: Duration = Duration::from_secs(2);
+
+/// One of the nodes.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) engine: Arc<dyn Engine>,
+    out: watch::Sender<bool>,
+    /// Somebody asks already whether it is back.
+    asked_for: AtomicBool,
+    /// How many queue there and want to know if it falls silent.
+    watchers: AtomicUsize,
+    /// Somebody asks for them.
+    watched: AtomicBool,
+}
+
+impl Node {
+    pub(super) fn new(engine: Arc<dyn Engine>) -> Self {
+        Self {
+            engine,
+            out: watch::Sender::new(false),
+            asked_for: AtomicBool::new(false),
+            watchers: AtomicUsize::new(0),
+            watched: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn is_out(&self) -> bool {
+        *self.out.borrow()
+    }
+
+    /// Pending until the node is left out.
+    pub(super) async fn left_out(&self) {
+        let mut out = self.out.subscribe();
+        // The sender lives in this very node.
+        let _ = out.wait_for(|out| *out).await;
+    }
+}
+
+/// Somebody who queues at a node, until this is dropped.
+pub(super) struct Watching {
+    node: Arc<Node>,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.node.watchers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// All nodes, in the order in which every client has them.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    pub(super) all: Vec<Arc<Node>>,
+    pub(super) quorum: usize,
+    clock: Clock,
+    /// Where everything goes on that nobody waits for.
+    pub(super) home: Handle,
+    /// Who is who, as far as it is known: no server may count twice.
+    runs: std::sync::Mutex<Vec<Option<String>>>,
+}
+
+impl Nodes {
+    pub(super) fn new(engines: Vec<Arc<dyn Engine>>, clock: Clock) -> Self {
+        let runs = std::sync::Mutex::new(vec![None; engines.len()]);
+        let quorum = engines.len() / 2 + 1;
+        let all = engines.into_iter().map(|engine| Arc::new(Node::new(engine))).collect();
+        Self { all, quorum, clock, home: Handle::current(), runs }
+    }
+
+    /// The nodes that are worth asking.
+    pub(super) fn well(&self) -> Vec<usize> {
+        (0..self.all.len()).filter(|node| !self.all[*node].is_out()).collect()
+    }
+
+    /// Where everybody queues, so that contenders do not split the votes: the first that is not
+    /// left out.
+    pub(super) fn door(&self) -> Option<usize> {
+        (0..self.all.len()).find(|node| !self.all[*node].is_out())
+    }
+
+    /// This node did not answer in its time.
+    pub(super) fn leave_out(self: &Arc<Self>, node: usize) {
+        let one = &self.all[node];
+        if !one.out.send_replace(true) {
+            tracing::warn!(node = %one.engine.identity(), "does not answer and is left out");
+        }
+        if !one.asked_for.swap(true, Ordering::AcqRel) {
+            let nodes = self.clone();
+            self.home.spawn(async move { nodes.ask_for(node).await });
+        }
+    }
+
+    /// This node answered, however late.
+    pub(super) fn is_back(&self, node: usize) {
+        let one = &self.all[node];
+        if one.is_out() && one.out.send_replace(false) {
+            tracing::info!(node = %one.engine.identity(), "answers again");
+        }
+    }
+
+    /// Asks how the node is until it answers.
+    async fn ask_for(&self, node: usize) {
+        let one = &self.all[node];
+        loop {
+            self.clock.sleep_until(self.clock.now() + ASK_AGAIN).await;
+            match self.look_at(node).await {
+                Ok(_) => break,
+                Err(Error::Closed) => return,
+                Err(error) => tracing::debug!(node = %one.engine.identity(), %error, "still out"),
+            }
+        }
+        one.asked_for.store(false, Ordering::Release);
+        self.is_back(node);
+    }
+
+    /// How a node is. Fails if it does not answer, or is another node under a second address.
+    pub(super) async fn look_at(&self, node: usize) -> Result<Vitals> {
+        let one = &self.all[node];
+        let vitals = tokio::select! {
+            vitals = one.engine.vitals() => vitals?,
+            () = self.clock.sleep_until(self.clock.now() + TELL) => {
+                return Err(failed(format!("{} does not answer", one.engine.identity()), true));
+            }
+        };
+        let mut runs = crate::mutual::unpoisoned(&self.runs);
+        if let Some(run) = &vitals.run {
+            let is_it = |other: &Option<String>| other.as_ref() == Some(run);
+            if let Some(other) =
+                (0..runs.len()).find(|other| *other != node && is_it(&runs[*other]))
+            {
+                let (one, other) = (one.engine.identity(), self.all[other].engine.identity());
+                return Err(failed(same_server(&one, &other), false));
+            }
+        }
+        runs[node] = vitals.run.clone();
+        Ok(vitals)
+    }
+
+    /// Somebody queues at this node: if it falls silent it is left out.
+    pub(super) fn watch_over(self: &Arc<Self>, node: usize) -> Watching {
+        let one = &self.all[node];
+        one.watchers.fetch_add(1, Ordering::AcqRel);
+        if !one.watched.swap(true, Ordering::AcqRel) {
+            let nodes = self.clone();
+            self.home.spawn(async move { nodes.keep_an_eye_on(node).await });
+        }
+        Watching { node: one.clone() }
+    }
+
+    async fn keep_an_eye_on(self: &Arc<Self>, node: usize) {
+        let one = &self.all[node];
+        while one.watchers.load(Ordering::Acquire) > 0 {
+            let limit = self.clock.now() + SILENT;
+            tokio::select! {
+                well = self.look_at(node) => match well {
+                    Ok(_) => {}
+                    Err(Error::Closed) => return,
+                    Err(_) => self.leave_out(node),
+                },
+                () = self.clock.sleep_until(limit) => self.leave_out(node),
+            }
+            self.clock.sleep_until(self.clock.now() + LOOK_AGAIN).await;
+        }
+        one.watched.store(false, Ordering::Release);
+    }
+
+    /// Goes on with `work` whether anybody waits for it or not.
+    pub(super) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.home.spawn(work);
+    }
+}
+
+fn same_server(one: &str, other: &str) -> String {
+    format!("{one} and {other} are the same server, which would count twice; name each node once")
+}
+
+pub(super) fn failed(what: String, retryable: bool) -> Error {
+    Error::Unreachable { engine: ENGINE, what, retryable, source: None }
+}

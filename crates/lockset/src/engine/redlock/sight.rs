@@ -1,0 +1,167 @@
+//! What the nodes show together: a lock is held by whom a quorum of them says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures_core::stream::BoxStream;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+
+use super::Core;
+use super::attempt::whole;
+use super::nodes::failed;
+use crate::engine::watch::watch_states;
+use crate::engine::{ClaimId, Engine, Holder, LockState, Scope, Waiter};
+use crate::error::Result;
+use crate::name::{Name, Prefix};
+
+impl Core {
+    /// Asks every node that is worth asking; a quorum must answer.
+    pub(super) async fn at_each<T, F>(
+        self: &Arc<Self>,
+        ask: impl Fn(Arc<dyn Engine>) -> F,
+    ) -> Result<Vec<T>>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let mut asked: BTreeSet<usize> = self.nodes.well().into_iter().collect();
+        let mut answers: FuturesUnordered<_> = asked
+            .iter()
+            .map(|&node| {
+                let answer = ask(self.nodes.all[node].engine.clone());
+                async move { (node, answer.await) }
+            })
+            .collect();
+        let limit = self.clock.now() + self.node_timeout(self.options.max_ttl);
+        let (mut found, mut trouble) = (Vec::new(), None);
+        loop {
+            let (node, answer) = tokio::select! {
+                Some(answer) = answers.next() => answer,
+                () = self.clock.sleep_until(limit) => break,
+                else => break,
+            };
+            asked.remove(&node);
+            match answer {
+                Ok(answer) => found.push(answer),
+                Err(error) => trouble = Some(error),
+            }
+        }
+        asked.into_iter().for_each(|node| self.nodes.leave_out(node));
+        let (quorum, all) = (self.nodes.quorum, self.nodes.all.len());
+        if found.len() >= quorum {
+            return Ok(found);
+        }
+        let why = trouble.map(|error| format!("; {error}")).unwrap_or_default();
+        let what = format!("{} of {all} nodes answered, {quorum} are needed{why}", found.len());
+        Err(failed(what, true))
+    }
+
+    pub(super) async fn look(self: &Arc<Self>, name: &Name) -> Result<LockState> {
+        let states = self.at_each(|engine| {
+            let name = name.clone();
+            async move { engine.inspect(&name).await }
+        });
+        Ok(merged(name.clone(), states.await?, self.nodes.quorum))
+    }
+
+    pub(super) async fn list(self: &Arc<Self>, prefix: &Prefix) -> Result<Vec<LockState>> {
+        let lists = self.at_each(|engine| {
+            let prefix = prefix.clone();
+            async move { engine.list(&prefix).await }
+        });
+        let mut by_name = BTreeMap::<Name, Vec<LockState>>::new();
+        for state in lists.await?.into_iter().flatten() {
+            by_name.entry(state.name.clone()).or_default().push(state);
+        }
+        let merged = by_name
+            .into_iter()
+            .map(|(name, states)| merged(name, states, self.nodes.quorum))
+            .filter(LockState::is_used);
+        Ok(merged.collect())
+    }
+
+    /// Whether a quorum without this node knows neither holders nor waiters of a name.
+    pub(super) async fn is_free_elsewhere(self: &Arc<Self>, name: &Name, but: usize) -> bool {
+        let identity = self.nodes.all[but].engine.identity();
+        let states = self.at_each(|engine| {
+            let (name, identity) = (name.clone(), identity.clone());
+            async move {
+                let is_door = engine.identity() == identity;
+                let state = engine.inspect(&name).await?;
+                Ok(!is_door && state.holders.is_empty() && state.waiters.is_empty())
+            }
+        });
+        states
+            .await
+            .is_ok_and(|free| free.into_iter().filter(|free| *free).count() >= self.nodes.quorum)
+    }
+
+    /// Whenever a node tells of a change, all are looked at.
+    pub(super) fn watch(self: &Arc<Self>, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
+        let (tell, changes) = mpsc::unbounded_channel();
+        for node in &self.nodes.all {
+            let (engine, scope, tell) = (node.engine.clone(), scope.clone(), tell.clone());
+            self.nodes.in_background(async move {
+                let mut states = engine.watch(&scope);
+                loop {
+                    let state = tokio::select! {
+                        state = states.next() => state,
+                        () = tell.closed() => return,
+                    };
+                    match state {
+                        Some(Ok(state)) => drop(tell.send(state.name)),
+                        // It is down; the others see what it would.
+                        Some(Err(error)) if error.is_retryable() => {}
+                        _ => return,
+                    }
+                }
+            });
+        }
+        let first = match scope {
+            Scope::Name(name) => vec![name.clone()],
+            Scope::Prefix(_) => Vec::new(),
+        };
+        let core = self.clone();
+        watch_states(self.clock.clone(), first, changes, move |name| {
+            let (core, name) = (core.clone(), name.clone());
+            async move { core.look(&name).await }
+        })
+    }
+}
+
+/// What the nodes' states of a name come to.
+fn merged(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
+    let mut holders = BTreeMap::<Option<ClaimId>, Vec<Holder>>::new();
+    let mut waiters = Vec::<Waiter>::new();
+    let fence = states.iter().filter_map(|state| state.fence).max();
+    for state in states {
+        for holder in state.holders {
+            holders.entry(holder.claim.map(whole)).or_default().push(holder);
+        }
+        for waiter in state.waiters {
+            let claim = whole(waiter.claim);
+            if waiters.iter().all(|known| known.claim != claim) {
+                waiters.push(Waiter { claim, ..waiter });
+            }
+        }
+    }
+    let holders: Vec<Holder> = holders
+        .into_iter()
+        .filter(|(_, at)| at.len() >= quorum)
+        .filter_map(|(claim, at)| whole_holder(claim, at, quorum))
+        .collect();
+    waiters.retain(|waiter| holders.iter().all(|holder| holder.claim != Some(waiter.claim)));
+    LockState { name, holders, waiters, fence, cell: None }
+}
+
+/// One holder, as a quorum of nodes has it: by the token that most of them say, for as long as a
+/// quorum keeps it.
+fn whole_holder(claim: Option<ClaimId>, mut at: Vec<Holder>, quorum: usize) -> Option<Holder> {
+    at.sort_unstable_by(|a, b| b.left.cmp(&a.left));
+    let left = at.get(quorum - 1)?.left;
+    let revoked = at.iter().any(|holder| holder.revoked);
+    let count = |holder: &Holder| at.iter().filter(|other| other.token == holder.token).count();
+    let usual = at.iter().max_by_key(|holder| count(holder))?.clone();
+    Some(Holder { claim, left, revoked, ..usual })
+}
