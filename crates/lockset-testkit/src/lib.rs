@@ -9,7 +9,7 @@
 //! * [`steps`], [`crowd`], [`proxy`] and [`python`]: what the tests of real servers share, and
 //!   other people's clients.
 //! * [`simulation`] and [`oracle`]: the real front over a faulty engine in virtual time, and the
-//!   judge of what was seen.
+//!   judge of what was seen. [`redlock_simulation`]: the same over a quorum of faulty nodes.
 // This crate is test code: a broken expectation must end the test, with words.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -25,6 +25,7 @@ pub mod process;
 pub mod proxy;
 pub mod python;
 pub mod redlock_model;
+pub mod redlock_simulation;
 pub mod simulation;
 pub mod stage;
 pub mod steps;
