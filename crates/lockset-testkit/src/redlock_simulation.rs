@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use lockset::clock::{Clock, Moment};
 use lockset::engine::Engine;
 use lockset::engine::redlock::{Redlock, RedlockOptions};
@@ -274,7 +275,7 @@ impl Worker {
             if !held {
                 break;
             }
-            self.act(&guard, place, fixed).await;
+            self.act_while_watching(&guard, place, fixed).await;
             held = self.look(&guard, place);
         }
         if !held {
@@ -283,6 +284,17 @@ impl Worker {
         // One who does not look before it writes: the register must know better.
         self.write(place);
         self.leave(guard, place, held).await;
+    }
+
+    /// A belief ends when the guard knows of its loss, whatever its owner is doing meanwhile.
+    async fn act_while_watching(&mut self, guard: &Guard, place: usize, fixed: bool) {
+        let world = self.world.clone();
+        let act = std::pin::pin!(self.act(guard, place, fixed));
+        let lost = std::pin::pin!(guard.lost());
+        if let Either::Left((_, act)) = select(lost, act).await {
+            world.record.lock().unwrap().ends(place, world.clock.now());
+            act.await;
+        }
     }
 
     async fn act(&mut self, guard: &Guard, place: usize, fixed: bool) {
