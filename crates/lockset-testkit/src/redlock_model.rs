@@ -1,9 +1,9 @@
 //! Fenced Redlock as a model, explored in every order of events.
 //!
-//! The model is some independent nodes, each with a fence and a holder ([`Node`]), and some attempts
-//! to take one lock at a majority of them ([`Attempt`]). A request, once sent, may be executed at
-//! any later moment or never, GRANTs also more than once; an attempt may act on any part of the
-//! answers it got, at any later moment or never. [`explore`](crate::explorer::explore) visits every
+//! The model is some independent nodes, each with a fence and a holder ([`Node`]), and attempts to
+//! take one lock at a majority of them ([`Attempt`]). A request, once sent, may be executed at any
+//! later moment or never, GRANTs also more than once; an attempt may act on any part of the answers
+//! it got, at any later moment or never. [`explore`](crate::explorer::explore) visits every
 //! state that can be reached and looks for broken promises ([`Breach`]). Each [`Rule`] can be left
 //! out, and the search must then find what it is good for.
 //!
