@@ -8,7 +8,8 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use lockset_testkit::handoff_model::{Scenario, explore};
+use lockset_testkit::explorer::explore;
+use lockset_testkit::handoff_model::Scenario;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -3,7 +3,7 @@
 //! The rules are those of `docs/redis-handoff.md`, by the names they have there. The model is the
 //! server's scripts ([`Script`]), what a client makes of what it hears ([`Claim`]), and between
 //! them letters that may take any time, overtake each other, and be lost or late when a connection
-//! ends ([`World`]). [`explore`] visits every state that can be reached and looks for broken
+//! ends ([`World`]). [`explore`](crate::explorer::explore) visits every state that can be reached and looks for broken
 //! promises ([`Breach`]). Each [`Rule`] can be left out, and the search must then find what it is
 //! good for.
 //!
@@ -12,7 +12,6 @@
 //! ttls in one queue, readers and permits, foreign locks, C7 (a push for a claim that is unknown),
 //! which is not needed for safety.
 
-mod checker;
 mod client;
 mod rules;
 mod scenario;
@@ -20,7 +19,6 @@ mod server;
 mod steps;
 mod world;
 
-pub use checker::{Explored, explore};
 pub use client::{Claim, Habits, Phase};
 pub use rules::{Leases, Rule, Rules};
 pub use scenario::{Scenario, Timers};

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use lockset::engine::{
-    Amend, Capabilities, Claim, Engine, Grant, Scope, Signal, Swap, Version, Wait,
+    Amend, Capabilities, Claim, Engine, Grant, Scope, Signal, Swap, Version, Vitals, Wait,
 };
 use lockset::{Break, Holder, LockState, Name, Prefix, Result, Token};
 use tokio::sync::watch;
@@ -81,6 +81,10 @@ pub trait Layer: Debug + Send + Sync + 'static {
         self.inner().signals()
     }
 
+    async fn vitals(&self) -> Result<Vitals> {
+        self.inner().vitals().await
+    }
+
     async fn close(&self) {
         self.inner().close().await;
     }
@@ -151,6 +155,10 @@ impl<L: Layer> Engine for Layered<L> {
 
     fn signals(&self) -> BoxStream<'static, Signal> {
         self.0.signals()
+    }
+
+    async fn vitals(&self) -> Result<Vitals> {
+        self.0.vitals().await
     }
 
     async fn close(&self) {
@@ -243,6 +251,10 @@ impl Layer for Iced {
         iced(self.inner.watch(scope), self.ice.clone())
     }
 
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
+        self.through(self.inner.inspect(name)).await
+    }
+
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
         self.through(self.inner.list(prefix)).await
     }
@@ -253,6 +265,10 @@ impl Layer for Iced {
 
     async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
         self.through(self.inner.force_release(name, how)).await
+    }
+
+    async fn vitals(&self) -> Result<Vitals> {
+        self.through(self.inner.vitals()).await
     }
 
     fn signals(&self) -> BoxStream<'static, Signal> {

@@ -4,15 +4,17 @@
 //! * [`stage`]: what an engine gives the laws to play on: clients, processes, faults, time.
 //! * [`suite!`](macro@crate::suite): one test per law and form, and a test that none was forgotten.
 //! * [`mutants`]: for each law a broken engine that fails it.
-//! * [`handoff_model`]: the queue of the Redis engine, explored in every order of events.
+//! * [`handoff_model`] and [`redlock_model`]: the queue of the Redis engine and fenced Redlock,
+//!   explored in every order of events by the [`explorer`].
 //! * [`steps`], [`crowd`], [`proxy`] and [`python`]: what the tests of real servers share, and
 //!   other people's clients.
 //! * [`simulation`] and [`oracle`]: the real front over a faulty engine in virtual time, and the
-//!   judge of what was seen.
+//!   judge of what was seen. [`redlock_simulation`]: the same over a quorum of faulty nodes.
 // This crate is test code: a broken expectation must end the test, with words.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod crowd;
+pub mod explorer;
 pub mod form;
 pub mod handoff_model;
 pub mod laws;
@@ -22,6 +24,8 @@ pub mod oracle;
 pub mod process;
 pub mod proxy;
 pub mod python;
+pub mod redlock_model;
+pub mod redlock_simulation;
 pub mod simulation;
 pub mod stage;
 pub mod steps;

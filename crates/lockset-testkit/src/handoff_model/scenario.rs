@@ -3,7 +3,9 @@
 use super::client::Habits;
 use super::rules::{Leases, Rule, Rules};
 use super::server::Id;
+use super::steps::{Step, steps};
 use super::world::{Breach, CLAIMS, Faults, World};
+use crate::explorer::{Model, Next};
 
 /// What is explored.
 #[derive(Clone, Debug)]
@@ -130,11 +132,6 @@ impl Scenario {
         self
     }
 
-    /// The state in which it begins.
-    pub fn first(&self) -> World {
-        World { faults: self.faults, ..World::default() }
-    }
-
     /// The claims that take part.
     pub fn ids(&self) -> std::ops::Range<Id> {
         0..self.processes.len() as Id
@@ -148,5 +145,27 @@ impl Scenario {
     /// The process of a claim.
     pub fn process(&self, id: Id) -> u8 {
         self.processes[usize::from(id)]
+    }
+}
+
+impl Model for Scenario {
+    type State = World;
+    type Step = Step;
+    type Breach = Breach;
+
+    fn first(&self) -> World {
+        World { faults: self.faults, ..World::default() }
+    }
+
+    fn steps(&self, world: &World) -> Vec<Next<Self>> {
+        steps(self, world)
+    }
+
+    fn seeks(&self, breach: Breach) -> bool {
+        self.seeks.is_none_or(|one| one == breach)
+    }
+
+    fn measure(&self, world: &World) -> u8 {
+        world.idle
     }
 }

@@ -7,6 +7,7 @@ use super::client::{Claim, Phase};
 use super::scenario::{Scenario, Timers};
 use super::server::{Answer, Id, Script};
 use super::world::{Breach, Letter, Text, World};
+use crate::explorer::Next;
 
 /// Something that happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,11 +49,8 @@ impl fmt::Display for Step {
     }
 }
 
-/// A step, what it leads to, and the promise it breaks.
-pub(super) type Next = (Step, World, Option<Breach>);
-
 /// All steps from here.
-pub(super) fn steps(scenario: &Scenario, world: &World) -> Vec<Next> {
+pub(super) fn steps(scenario: &Scenario, world: &World) -> Vec<Next<Scenario>> {
     let mut all = Steps { scenario, world, found: Vec::with_capacity(16) };
     let served = |id: Id| world.claims[usize::from(id)].believes();
     if scenario.observed().is_some_and(served) {
@@ -74,7 +72,7 @@ pub(super) fn steps(scenario: &Scenario, world: &World) -> Vec<Next> {
 struct Steps<'a> {
     scenario: &'a Scenario,
     world: &'a World,
-    found: Vec<Next>,
+    found: Vec<Next<Scenario>>,
 }
 
 impl Steps<'_> {

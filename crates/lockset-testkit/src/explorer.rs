@@ -1,31 +1,56 @@
-//! The search: breadth-first, every order of steps, each state once.
+//! The search that all models share: breadth-first, every order of steps, each state once.
 
 use std::collections::HashSet;
-use std::fmt;
+use std::fmt::{self, Debug, Display};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-use super::scenario::Scenario;
-use super::steps::{Step, steps};
-use super::world::{Breach, World};
+/// Something that can be explored: where it begins, and what may happen next.
+pub trait Model {
+    /// One moment of the whole.
+    type State: Hash;
+    /// Something that happens.
+    type Step: Display + Debug;
+    /// A broken promise.
+    type Breach: Copy + Debug;
+
+    /// The state in which it begins.
+    fn first(&self) -> Self::State;
+
+    /// All that can happen from `state`, always in the same order.
+    fn steps(&self, state: &Self::State) -> Vec<Next<Self>>;
+
+    /// Whether this breach is one that is looked for.
+    fn seeks(&self, _breach: Self::Breach) -> bool {
+        true
+    }
+
+    /// A number whose greatest value over all states is wanted.
+    fn measure(&self, _state: &Self::State) -> u8 {
+        0
+    }
+}
+
+/// A step, what it leads to, and the promise it breaks.
+pub type Next<M> = (<M as Model>::Step, <M as Model>::State, Option<<M as Model>::Breach>);
 
 /// What a search found.
 #[derive(Debug)]
-pub struct Explored {
+pub struct Explored<Step, Breach> {
     /// Different states that were reached.
     pub states: usize,
     /// Steps that were tried.
     pub steps: usize,
     /// The steps to the state that is farthest from the beginning.
     pub depth: usize,
-    /// The longest that the observed waiter waited while nobody alive held.
-    pub idle: u8,
+    /// The greatest measure of any state.
+    pub greatest: u8,
     /// Every state that can be reached was reached.
     pub exhausted: bool,
     /// The shortest way to a broken promise.
     pub found: Option<(Breach, Vec<Step>)>,
 }
 
-impl fmt::Display for Explored {
+impl<Step: Display, Breach: Debug> Display for Explored<Step, Breach> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { states, steps, depth, .. } = self;
         let how = if self.exhausted { "all of them" } else { "not all" };
@@ -41,28 +66,27 @@ impl fmt::Display for Explored {
 }
 
 /// Searches until a promise is broken, all states are seen, or there are more than `most`.
-pub fn explore(scenario: &Scenario, most: usize) -> Explored {
-    let first = scenario.first();
+pub fn explore<M: Model>(model: &M, most: usize) -> Explored<M::Step, M::Breach> {
+    let first = model.first();
     let mut seen: HashSet<u128, BuildHasherDefault<Ready>> = HashSet::default();
     seen.insert(fingerprint(&first));
     // By which step of which state each state was reached: enough to tell the way again.
     let mut origins: Vec<(u32, u32)> = vec![(0, 0)];
     let mut level = vec![(0_u32, first)];
     let mut explored =
-        Explored { states: 1, steps: 0, depth: 0, idle: 0, exhausted: false, found: None };
+        Explored { states: 1, steps: 0, depth: 0, greatest: 0, exhausted: false, found: None };
     while !level.is_empty() {
         let mut next_level = Vec::new();
-        for (index, world) in &level {
-            for (nth, (step, next, breach)) in steps(scenario, world).into_iter().enumerate() {
+        for (index, state) in &level {
+            for (nth, (step, next, breach)) in model.steps(state).into_iter().enumerate() {
                 explored.steps += 1;
-                let counts = |breach: &Breach| scenario.seeks.is_none_or(|one| one == *breach);
-                if let Some(breach) = breach.filter(counts) {
-                    let mut way = way_to(scenario, &origins, *index);
+                if let Some(breach) = breach.filter(|breach| model.seeks(*breach)) {
+                    let mut way = way_to(model, &origins, *index);
                     way.push(step);
                     explored.found = Some((breach, way));
                     return explored;
                 }
-                explored.idle = explored.idle.max(next.idle);
+                explored.greatest = explored.greatest.max(model.measure(&next));
                 if seen.insert(fingerprint(&next)) {
                     next_level.push((origins.len() as u32, next));
                     origins.push((*index, nth as u32));
@@ -81,29 +105,29 @@ pub fn explore(scenario: &Scenario, most: usize) -> Explored {
 }
 
 /// The steps by which a state was reached first.
-fn way_to(scenario: &Scenario, origins: &[(u32, u32)], mut index: u32) -> Vec<Step> {
+fn way_to<M: Model>(model: &M, origins: &[(u32, u32)], mut index: u32) -> Vec<M::Step> {
     let mut turns = Vec::new();
     while index != 0 {
         let (before, nth) = origins[index as usize];
         turns.push(nth);
         index = before;
     }
-    let mut world = scenario.first();
+    let mut state = model.first();
     let mut way = Vec::new();
     for nth in turns.into_iter().rev() {
-        let (step, next, _) = steps(scenario, &world).swap_remove(nth as usize);
+        let (step, next, _) = model.steps(&state).swap_remove(nth as usize);
         way.push(step);
-        world = next;
+        state = next;
     }
     way
 }
 
 /// 128 bits of a state: among a hundred million states two with the same are not to be expected
 /// (one chance in 10^22).
-fn fingerprint(world: &World) -> u128 {
+fn fingerprint(state: &impl Hash) -> u128 {
     let mut mixer =
         Mixer { low: 0x243F_6A88_85A3_08D3, high: 0x1319_8A2E_0370_7344, word: 0, bits: 0 };
-    world.hash(&mut mixer);
+    state.hash(&mut mixer);
     mixer.done()
 }
 

@@ -1,0 +1,50 @@
+//! The searches of the Redlock model that are too large for every day.
+//!
+//! `cargo run --release -p lockset-testkit --example redlock_model -- deep [millions]` explores
+//! each until all states are seen, or as many millions: 30 unless told. A million takes up to
+//! 300 MB.
+#![allow(clippy::print_stdout, reason = "a tool that talks to a person")]
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use lockset_testkit::explorer::explore;
+use lockset_testkit::redlock_model::{Proposals, Scenario};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let millions = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["deep"] => Some(30),
+        ["deep", millions] => millions.parse().ok(),
+        _ => None,
+    };
+    let Some(millions) = millions.map(|millions: usize| millions * 1_000_000) else {
+        println!("usage: redlock_model deep [millions of states]");
+        return ExitCode::FAILURE;
+    };
+    let mut broken = false;
+    for (what, scenario) in searches() {
+        let began = Instant::now();
+        let explored = explore(&scenario, millions);
+        println!("{what}: {explored} in {:.0?}", began.elapsed());
+        broken |= explored.found.is_some();
+    }
+    ExitCode::from(u8::from(broken))
+}
+
+/// From the small to the large.
+fn searches() -> Vec<(&'static str, Scenario)> {
+    let (two, three) = (|| Scenario::new(3, 2), || Scenario::new(3, 3));
+    let any = |values: &[u8]| Proposals::Any(values.to_vec());
+    vec![
+        ("two attempts, 4 duplicates", two().duplicates(4)),
+        ("five nodes, 1 duplicate", Scenario::new(5, 2).duplicates(1)),
+        ("two attempts, any proposals, 2 duplicates", two().proposals(any(&[0, 3])).duplicates(2)),
+        ("two attempts, extensions, 3 duplicates", two().extensions().duplicates(3)),
+        ("two attempts, 3 seeds, 2 duplicates", two().seeds(3).duplicates(2)),
+        ("five nodes, 2 seeds", Scenario::new(5, 2).seeds(2)),
+        ("two attempts, 6 seeds", two().seeds(6)),
+        ("three attempts, 1 seed", three().seeds(1)),
+        ("three attempts, 1 duplicate", three().duplicates(1)),
+    ]
+}

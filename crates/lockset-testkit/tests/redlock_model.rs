@@ -1,0 +1,183 @@
+//! Fenced Redlock in every order of events: sound by all rules, broken without any of them.
+//!
+//! A deeper search: `cargo run --release -p lockset-testkit --example redlock_model -- deep`.
+#![allow(clippy::print_stdout, reason = "states explored are to be seen")]
+
+use lockset_testkit::explorer::explore;
+use lockset_testkit::redlock_model::{Breach, Proposals, Restart, Rule, Scenario};
+
+/// More than any of these searches needs.
+const MOST: usize = 8_000_000;
+
+fn two() -> Scenario {
+    Scenario::new(3, 2)
+}
+
+fn three() -> Scenario {
+    Scenario::new(3, 3)
+}
+
+/// Every state is reached, and no promise is broken in any.
+#[track_caller]
+fn is_sound(what: &str, scenario: &Scenario) {
+    let explored = explore(scenario, MOST);
+    println!("{what}: {explored}");
+    assert!(explored.found.is_none(), "{what}: {explored}");
+    assert!(explored.exhausted, "{what} is too large: {explored}");
+}
+
+/// The shortest way to a broken promise is this long, and breaks this one.
+#[track_caller]
+fn is_broken(scenario: &Scenario, breach: Breach, steps: usize) {
+    let explored = explore(scenario, MOST);
+    println!("{explored}");
+    let found = explored.found.as_ref().map(|(breach, way)| (*breach, way.len()));
+    let expected = Some((breach, steps));
+    assert_eq!(found, expected, "the shortest counterexample, and its steps: {explored}");
+}
+
+fn any(values: &[u8]) -> Proposals {
+    Proposals::Any(values.to_vec())
+}
+
+#[test]
+fn three_attempts_are_sound() {
+    is_sound("three attempts", &three());
+}
+
+#[test]
+fn duplicated_requests_are_sound() {
+    is_sound("two attempts, 3 duplicates", &two().duplicates(3));
+}
+
+#[test]
+fn a_register_never_goes_back() {
+    is_sound("register, two attempts, 2 duplicates", &two().register().duplicates(2));
+    is_sound("register, three attempts", &three().register());
+}
+
+#[test]
+fn any_proposals_are_sound() {
+    is_sound("proposals, 1 duplicate", &two().proposals(any(&[0, 2, 5])).duplicates(1));
+}
+
+/// Who waits at one node proposes to the others what it was granted there.
+#[test]
+fn proposals_that_follow_the_first_grant_are_sound() {
+    let following = Proposals::Following(vec![0, 3]);
+    is_sound("following, 1 duplicate", &two().proposals(following).duplicates(1));
+    is_sound("following, three", &three().proposals(Proposals::Following(vec![0])));
+}
+
+#[test]
+fn other_numbers_of_nodes_are_sound() {
+    is_sound("four nodes, 1 duplicate", &Scenario::new(4, 2).duplicates(1));
+    is_sound("five nodes", &Scenario::new(5, 2));
+}
+
+#[test]
+fn an_extension_proves_that_nothing_newer_was_issued() {
+    is_sound("extension, 2 duplicates", &two().extensions().duplicates(2));
+    is_sound("extension, three attempts", &three().extensions());
+}
+
+/// A node that answered one more than the token had seen nothing newer.
+#[test]
+fn the_value_after_the_token_may_count() {
+    is_sound("next value counts, 2 duplicates", &two().extensions().margin(1).duplicates(2));
+    is_sound("next value counts, 2 seeds", &two().seeds(2).margin(1).duplicates(1));
+    is_broken(&two().extensions().margin(2), Breach::ExtendedThoughOld, 16);
+}
+
+#[test]
+fn seeding_a_node_again_is_sound() {
+    is_sound("3 seeds", &two().seeds(3));
+    is_sound("2 seeds, 1 duplicate", &two().seeds(2).duplicates(1));
+}
+
+#[test]
+fn no_1_the_greatest_of_a_majority_is_not_written_back() {
+    is_broken(&two().without(&[Rule::WritesBack]), Breach::TokenTwice, 10);
+}
+
+#[test]
+fn no_2_written_back_where_another_holds() {
+    let unchecked = [Rule::RaiseChecksHolder, Rule::RaiseChecksFence];
+    is_broken(&two().without(&unchecked), Breach::TokenTwice, 14);
+    is_broken(&two().without(&[Rule::RaiseChecksHolder]), Breach::TokenTwice, 14);
+}
+
+#[test]
+fn no_3_written_back_under_a_higher_fence() {
+    let candidate = two().without(&[Rule::RaiseChecksFence]);
+    is_sound("no look at the fence, no duplicate", &candidate);
+    is_broken(&candidate.duplicates(1), Breach::TokenTwice, 17);
+}
+
+#[test]
+fn no_4_two_attempts_share_an_id() {
+    is_broken(&two().without(&[Rule::FreshIds]), Breach::TokenTwice, 8);
+}
+
+#[test]
+fn no_5_an_extension_looks_at_the_holder_only() {
+    let scenario = two().extensions().without(&[Rule::ExtendChecksFence]);
+    is_sound("extension by holder, no duplicate", &scenario);
+    is_broken(&scenario.duplicates(1), Breach::ExtendedThoughOld, 16);
+}
+
+#[test]
+fn no_6_an_extension_creates_what_is_missing() {
+    let scenario = two().extensions().without(&[Rule::ExtendCreatesNothing]);
+    is_broken(&scenario, Breach::ExtendedThoughOld, 15);
+}
+
+#[test]
+fn no_7_an_extension_counts_a_value_above_its_token() {
+    let scenario = two().extensions().without(&[Rule::HigherDoesNotCount]);
+    is_broken(&scenario, Breach::ExtendedThoughOld, 16);
+}
+
+#[test]
+fn no_8_an_extension_counts_the_answers_of_another() {
+    let scenario = two().extensions().without(&[Rule::ExtendCountsItsOwn]);
+    is_broken(&scenario, Breach::ExtendedThoughOld, 14);
+}
+
+#[test]
+fn no_9_a_node_that_was_seeded_counts_whatever_it_answers() {
+    let scenario = two().seeds(2).without(&[Rule::SeedCountsExactly]);
+    is_broken(&scenario, Breach::ExtendedThoughOld, 14);
+}
+
+#[test]
+fn no_10_a_node_forgets_its_fence() {
+    let scenario = two().crashes(1, Restart::AtOnce);
+    is_broken(&scenario, Breach::TokenTwice, 9);
+    let scenario = scenario.register().seeks(Breach::OlderAccepted);
+    is_broken(&scenario, Breach::OlderAccepted, 11);
+}
+
+#[test]
+fn no_11_a_node_that_forgot_waits_until_all_leases_are_over() {
+    is_broken(&two().crashes(1, Restart::WhenAllIsOver), Breach::TokenTwice, 11);
+}
+
+/// Proposals ahead of every token keep acquisitions in order that do not overlap. Those that do may
+/// still meet in one value above their proposals, if a node forgets and a request is repeated.
+#[test]
+fn a_clock_ahead_of_all_tokens_makes_up_for_most_of_a_forgotten_fence() {
+    let scenario = two().crashes(1, Restart::AtOnce).proposals(Proposals::Clock(6));
+    is_sound("a crash, a clock", &scenario);
+    let scenario = scenario.duplicates(1);
+    let order = scenario.clone().seeks(Breach::TokenFell);
+    is_sound("a crash, a clock, 1 duplicate: the order", &order);
+    is_broken(&scenario, Breach::TokenTwice, 17);
+}
+
+/// What a node forgot it cannot deny: a holder who seeds it again takes it from a newer one.
+#[test]
+fn a_node_that_forgot_must_not_count_when_it_is_seeded_again() {
+    let scenario = two().crashes(1, Restart::AtOnce).proposals(Proposals::Clock(6)).seeds(1);
+    is_broken(&scenario, Breach::ExtendedThoughOld, 12);
+}
