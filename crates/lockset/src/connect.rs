@@ -20,7 +20,8 @@ const ENGINES: &[&str] = &[
     "redis://host:port",
     "redis+sentinel://host:port,…/service",
     "redis+cluster://host:port,…",
-    "rediss://… for TLS",
+    "etcd://host:port,…/prefix",
+    "rediss:// and etcds:// for TLS",
 ];
 
 /// How to connect, where a URL alone does not say it. Made by [`Lockset::builder`].
@@ -119,6 +120,7 @@ async fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn En
         "local" => open_local(url, holder_process),
         "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
         | "rediss+cluster" => open_redis(url).await,
+        "etcd" | "etcds" => open_etcd(url).await,
         other => Err(Error::invalid("engine", other, format!("there are {}", known_engines()))),
     }
 }
@@ -179,14 +181,7 @@ async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
         options.fence_idle = Duration::from_secs(days * 86_400);
     }
     options.ca = url.option("ca").map(Into::into);
-    options.client_certificate = match (url.option("cert"), url.option("key")) {
-        (Some(cert), Some(key)) => Some((cert.into(), key.into())),
-        (None, None) => None,
-        _ => {
-            let why = "a certificate and its key go together";
-            return Err(Error::invalid("URL options", "cert, key", why));
-        }
-    };
+    options.client_certificate = url.client_certificate()?;
     options.sentinel_login = url.option("sentinel_login").map(str::to_owned);
     Ok(Arc::new(Redis::connect(options).await?))
 }
@@ -196,8 +191,32 @@ async fn open_redis(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("redis"))
 }
 
+#[cfg(feature = "etcd")]
+async fn open_etcd(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
+    use crate::engine::etcd::{Etcd, EtcdOptions};
+
+    url.allow_options(&["names", "ca", "cert", "key"])?;
+    let raw_names = match url.option("names") {
+        None | Some("escaped") => false,
+        Some("raw") => true,
+        Some(other) => return Err(Error::invalid("names", other, "it is `escaped` or `raw`")),
+    };
+    let options = EtcdOptions {
+        url: format!("{}:{}", url.scheme, url.rest),
+        raw_names,
+        ca: url.option("ca").map(Into::into),
+        client_certificate: url.client_certificate()?,
+    };
+    Ok(Arc::new(Etcd::connect(options).await?))
+}
+
+#[cfg(not(feature = "etcd"))]
+async fn open_etcd(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
+    Err(not_compiled_in("etcd"))
+}
+
 #[cfg_attr(
-    all(feature = "local", feature = "redis"),
+    all(feature = "local", feature = "redis", feature = "etcd"),
     expect(dead_code, reason = "every engine is compiled in")
 )]
 fn not_compiled_in(engine: &'static str) -> Error {
@@ -241,6 +260,18 @@ impl EngineUrl {
 
     fn option(&self, key: &str) -> Option<&str> {
         self.options.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
+    }
+
+    #[cfg(any(feature = "redis", feature = "etcd"))]
+    fn client_certificate(&self) -> Result<Option<(std::path::PathBuf, std::path::PathBuf)>> {
+        match (self.option("cert"), self.option("key")) {
+            (Some(cert), Some(key)) => Ok(Some((cert.into(), key.into()))),
+            (None, None) => Ok(None),
+            _ => {
+                let why = "a certificate and its key go together";
+                Err(Error::invalid("URL options", "cert, key", why))
+            }
+        }
     }
 
     /// Refuses options that neither this engine nor all engines know.
