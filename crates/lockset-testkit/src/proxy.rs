@@ -164,6 +164,7 @@ impl Desk {
         requests: &mpsc::Receiver<Vec<u8>>,
         mut server: TcpStream,
     ) {
+        let mut is_late = false;
         while let Ok(part) = requests.recv() {
             let mut rules = self.rules.lock().unwrap();
             if rules.hold(number) {
@@ -171,12 +172,17 @@ impl Desk {
                 self.changed.notify_all();
                 rules = self.changed.wait_while(rules, |rules| rules.hold(number)).unwrap();
                 rules.seen.late += 1;
+                is_late = true;
                 self.changed.notify_all();
             }
             drop(rules);
             let _ = server.write_all(&part);
         }
-        let _ = server.shutdown(Shutdown::Write);
+        // A server may drop what it has not begun when it sees the end of a connection, and what
+        // comes late is to be carried out.
+        if !is_late {
+            let _ = server.shutdown(Shutdown::Write);
+        }
     }
 
     fn pass_answer(&self, number: usize, part: &[u8], mut client: &TcpStream) {

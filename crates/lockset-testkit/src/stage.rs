@@ -13,6 +13,7 @@ use crate::tools;
 
 mod cluster;
 mod etcd;
+mod etcd_home;
 mod link;
 mod local;
 mod memory;
@@ -22,6 +23,7 @@ mod sentinel;
 
 pub use cluster::{ClusterStage, RedisCluster};
 pub use etcd::EtcdServers;
+pub use etcd_home::EtcdStage;
 pub use link::{Connection, Link, Linked};
 pub use local::LocalStage;
 pub use memory::MemoryStage;

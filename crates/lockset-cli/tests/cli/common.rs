@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use lockset_testkit::stage::EtcdServers;
 use rusqlite::Connection;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
@@ -47,6 +48,28 @@ pub(crate) trait Servers {
     fn thaw(&self);
 }
 
+impl Servers for EtcdServers {
+    fn url(&self) -> String {
+        EtcdServers::url(self, "cli")
+    }
+
+    fn engine(&self) -> &'static str {
+        "etcd"
+    }
+
+    fn short_ttl(&self) -> &'static str {
+        "1s"
+    }
+
+    fn freeze(&self) {
+        EtcdServers::freeze(self);
+    }
+
+    fn thaw(&self) {
+        EtcdServers::thaw(self);
+    }
+}
+
 impl Home {
     /// Locks that live in a file of the folder.
     pub(crate) fn new() -> Self {
@@ -54,7 +77,6 @@ impl Home {
     }
 
     /// Locks that live on servers.
-    #[allow(dead_code)]
     pub(crate) fn on(servers: impl Servers + 'static) -> Self {
         Self { dir: TempDir::new().unwrap(), servers: Some(Box::new(servers)) }
     }

@@ -23,6 +23,18 @@ macro_rules! everywhere {
                 }
             )*
         }
+
+        mod etcd {
+            use lockset_testkit::stage::EtcdServers;
+
+            use crate::common::Home;
+            $(
+                #[test]
+                fn $promise() {
+                    super::$promise(&Home::on(EtcdServers::start(1)));
+                }
+            )*
+        }
     };
 }
 

@@ -1,5 +1,7 @@
 //! etcd servers of one's own, one or a cluster of three, that can be frozen, killed and asked.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -161,6 +163,16 @@ impl EtcdServers {
     pub fn revision(&self) -> u64 {
         let status = (0..self.number()).find_map(|node| self.status(node)).unwrap();
         status["header"]["revision"].as_u64().unwrap()
+    }
+
+    /// A number that the first server counts for its operator, by its name in `/metrics`.
+    pub fn metric(&self, name: &str) -> u64 {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port(0))).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name}")).parse::<f64>().unwrap() as u64
     }
 
     /// Which server leads, as most say that answer.
