@@ -266,22 +266,21 @@ impl Core {
         self.places().forget(id)
     }
 
-    /// The leases to keep alive. One that was long unused is given back.
+    /// The leases to keep alive. One that was long unused, or is retired, is given back.
     fn leases_in_use(&self, now: Moment) -> Vec<Arc<Lease>> {
-        let mut leases = self.places().leases();
-        for lease in self.leases.all_shared() {
-            let is_used = self.places().uses(&lease);
-            if is_used {
+        let mut leases = self.leases.all_shared();
+        leases.retain(|lease| {
+            if self.places().uses(lease) {
                 lease.used(now);
-            } else if lease.is_idle(now) {
-                self.leases.retire(&lease);
+                return true;
+            }
+            let is_needed = !lease.is_idle(now) && !self.leases.is_retired(lease);
+            if !is_needed {
+                self.leases.forget(lease);
                 self.revoke_in_background(lease.id);
-                continue;
             }
-            if !leases.iter().any(|one| Arc::ptr_eq(one, &lease)) {
-                leases.push(lease);
-            }
-        }
+            is_needed
+        });
         leases.extend(self.places().waiting_leases());
         leases.retain(|lease| !lease.is_gone());
         leases
@@ -302,7 +301,7 @@ impl Core {
 
     /// The server does not know this lease any more, so all its claims are lost.
     fn lose_lease(&self, lease: &Arc<Lease>) {
-        self.leases.retire(lease);
+        self.leases.forget(lease);
         let lost = self.places().lose(lease);
         if lease.end() {
             tracing::warn!(holders = lost.len(), "a lease ended, and all its locks with it");

@@ -33,6 +33,8 @@ enum Standing {
     /// Until one of these keys is deleted (or rewritten) nothing changes.
     Behind(Keys),
     Clash(String),
+    /// Somebody else's key was seen where the one before was looked for.
+    Unclear,
 }
 
 /// What became of a claim's first request.
@@ -94,7 +96,9 @@ impl Core {
                 Entered::Key(at, Standing::Behind(keys)) => {
                     Box::pin(self.wait(claim, &asking, at, Some(keys), wait)).await
                 }
-                Entered::Before(at) => Box::pin(self.wait(claim, &asking, at, None, wait)).await,
+                Entered::Before(at) | Entered::Key(at, Standing::Unclear) => {
+                    Box::pin(self.wait(claim, &asking, at, None, wait)).await
+                }
                 Entered::Busy => {
                     self.places().forget(claim.id);
                     Ok(None)
@@ -158,7 +162,10 @@ impl Core {
             return Ok(entered_before(&answer));
         }
         let at = revision(&answer);
-        Ok(Entered::Key(at, standing(claim.mode, at, kvs(&answer, 1), &keys)))
+        Ok(match self.standing(claim.mode, at, kvs(&answer, 1), &keys, limit > 0) {
+            Standing::Unclear => Entered::Before(at),
+            standing => Entered::Key(at, standing),
+        })
     }
 
     /// One transaction that leaves nothing behind if somebody is there.
@@ -177,11 +184,17 @@ impl Core {
         if answer.succeeded {
             return Ok(Entered::Key(revision(&answer), Standing::Admitted));
         }
-        let before = entered_before(&answer);
-        Ok(match (before, kvs(&answer, 2).first().and_then(|kv| clash(mode_of(kv), claim.mode))) {
-            (Entered::Busy, Some(why)) => Entered::Key(0, Standing::Clash(why)),
-            (before, _) => before,
-        })
+        let others = kvs(&answer, 2);
+        match entered_before(&answer) {
+            Entered::Busy => {}
+            before => return Ok(before),
+        }
+        match self.standing(claim.mode, i64::MAX, others, &keys, true) {
+            Standing::Unclear => self.enter_if_admitted(claim, asking).await,
+            clash @ Standing::Clash(_) => Ok(Entered::Key(0, clash)),
+            // Free again by now, perhaps; it was not when it was asked for.
+            _ => Ok(Entered::Busy),
+        }
     }
 
     /// Looks first, and takes a key only if nothing has come since; so nobody meets a key of one
@@ -199,9 +212,9 @@ impl Core {
                 Entered::Busy => {}
                 before => return Ok(before),
             }
-            match standing(claim.mode, i64::MAX, kvs(&seen, 2), &keys) {
+            match self.standing(claim.mode, i64::MAX, kvs(&seen, 2), &keys, false) {
                 Standing::Admitted => {}
-                Standing::Behind(_) => return Ok(Entered::Busy),
+                Standing::Behind(_) | Standing::Unclear => return Ok(Entered::Busy),
                 clash @ Standing::Clash(_) => return Ok(Entered::Key(0, clash)),
             }
             let txn = TxnRequest {
@@ -216,6 +229,39 @@ impl Core {
                 return Ok(Entered::Key(revision(&answer), Standing::Admitted));
             }
         }
+    }
+
+    /// How a claim with a key of revision `at` stands with those before it. `kvs` may hold others
+    /// too; `is_part` says that there may be more than these.
+    fn standing(
+        &self,
+        mode: Mode,
+        at: i64,
+        kvs: &[KeyValue],
+        all: &Keys,
+        is_part: bool,
+    ) -> Standing {
+        let others = kvs.iter().filter(|kv| self.layout.is_claim_on(all, &kv.key));
+        if is_part && others.clone().count() < kvs.len() {
+            return Standing::Unclear;
+        }
+        let mut older: Vec<&KeyValue> = others.filter(|kv| kv.create_revision < at).collect();
+        older.sort_unstable_by_key(|kv| kv.create_revision);
+        if let Some(why) = older.first().and_then(|first| clash(mode_of(first), mode)) {
+            return Standing::Clash(why);
+        }
+        let mut tally = Tally::default();
+        older.iter().for_each(|kv| tally.add(mode_of(kv)));
+        if tally.admits(mode) {
+            return Standing::Admitted;
+        }
+        let blocking = match mode {
+            Mode::Exclusive => older.last(),
+            Mode::Shared => older.iter().rfind(|kv| mode_of(kv) == Mode::Exclusive),
+            // Any of them may make room.
+            Mode::Permits { .. } => None,
+        };
+        Standing::Behind(blocking.map_or_else(|| all.clone(), |kv| Keys::one(kv.key.clone())))
     }
 
     fn put_claim(&self, claim: &Claim, asking: &Asking<'_>) -> super::rpc::RequestOp {
@@ -242,12 +288,23 @@ impl Core {
                 Err(failed) => failed,
             };
             self.places().settle(claim.id, was_dirty || failed.unknown);
+            if failed.unknown {
+                self.retire_lease_of(claim.id);
+            }
             if failed.what != What::Silent || self.clock.now() + pause >= give_up {
                 return Err(failed);
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }
+    }
+
+    /// A request that creates a key on this lease may arrive at any time, even after a mark has
+    /// ended. So no new claims get it, and when its last one leaves, it ends, and nothing can be
+    /// created on it any more.
+    fn retire_lease_of(&self, id: ClaimId) {
+        let lease = self.places().find(id).map(|place| place.lease.clone());
+        lease.filter(|lease| lease.is_shared).inspect(|lease| self.leases.retire(lease));
     }
 
     /// Waits for those who came before. `behind`: whom to wait for, if that is known.
@@ -318,6 +375,7 @@ impl Core {
                     return Err(Error::NotHeld { name: claim.name.clone() });
                 }
                 Some(Standing::Admitted) => return Ok(Some(believed)),
+                Some(Standing::Unclear) => {}
                 Some(_) if wait == Wait::No => return Ok(None),
                 Some(Standing::Behind(keys)) => {
                     if reader.as_ref().is_none_or(|reader| *reader.keys() != keys) {
@@ -332,8 +390,9 @@ impl Core {
         }
     }
 
-    fn look_txn(&self, claim: &Claim, key: &[u8], at: i64) -> TxnRequest {
-        let limit = i64::from(claim.mode == Mode::Exclusive);
+    /// Reads the claim's own key and those before it: all, or as few as may be enough.
+    fn look_txn(&self, claim: &Claim, key: &[u8], at: i64, all: bool) -> TxnRequest {
+        let limit = i64::from(!all && claim.mode == Mode::Exclusive);
         always(vec![read(key), newest(&self.layout.claims(&claim.name), limit, at)])
     }
 
@@ -344,16 +403,30 @@ impl Core {
         asking: &Asking<'_>,
         at: i64,
     ) -> std::result::Result<Option<Standing>, Failed> {
-        let answer = self.link.txn_once(self.look_txn(claim, &asking.key, at), PATIENCE).await?;
-        Ok(self.seen_before(claim, &answer, at))
+        for all in [false, true] {
+            let look = self.look_txn(claim, &asking.key, at, all);
+            let answer = self.link.txn_once(look, PATIENCE).await?;
+            match self.seen_before(claim, &answer, at, all) {
+                Some(Standing::Unclear) => {}
+                standing => return Ok(standing),
+            }
+        }
+        Ok(Some(Standing::Unclear))
     }
 
-    fn seen_before(&self, claim: &Claim, answer: &TxnResponse, at: i64) -> Option<Standing> {
+    fn seen_before(
+        &self,
+        claim: &Claim,
+        answer: &TxnResponse,
+        at: i64,
+        all: bool,
+    ) -> Option<Standing> {
         let own = kvs(answer, 0).first().filter(|own| own.create_revision == at)?;
         let keys = self.layout.claims(&claim.name);
         // Downgraded and asked again: it holds as it is written.
         let mode = mode_of(own);
-        Some(standing(mode, at, kvs(answer, 1), &keys))
+        let is_part = !all && claim.mode == Mode::Exclusive;
+        Some(self.standing(mode, at, kvs(answer, 1), &keys, is_part))
     }
 
     /// The claim was seen to be admitted while its lease was known to stand until `believed`. If
@@ -368,10 +441,11 @@ impl Core {
         let lease = &asking.lease;
         let token = token_of(at)?;
         if believed <= self.clock.now() + lease.ttl / 2 {
-            let look = self.look_txn(claim, &asking.key, at);
+            let look = self.look_txn(claim, &asking.key, at, true);
             let (until, answers) =
                 self.beat(lease, vec![look], PATIENCE).await.map_err(Failed::into_error)?;
-            let standing = answers.first().and_then(|answer| self.seen_before(claim, answer, at));
+            let answer = answers.first();
+            let standing = answer.and_then(|answer| self.seen_before(claim, answer, at, true));
             if !matches!(standing, Some(Standing::Admitted)) {
                 return Err(Error::NotHeld { name: claim.name.clone() });
             }
@@ -577,13 +651,14 @@ impl Core {
             Err(failed) => {
                 // It may be done, or still be; until then it stays in the way of others.
                 self.places().withdraw(claim.id, self.clock.now());
+                next.iter().for_each(|next| self.retire_lease_of(next.claim.id));
                 self.pulse_soon();
                 return Err(failed.into_error());
             }
         };
         let (released, taken) = match &next {
             None => (answer.succeeded, None),
-            Some(next) => next.outcome(self, &answer),
+            Some(next) => next.outcome(self, &answer, repeated),
         };
         if !released && !repeated {
             // Whatever bears the id has to go.
@@ -719,9 +794,12 @@ impl Next<'_> {
     }
 
     /// Whether the release was done, and what the next got.
-    fn outcome(&self, core: &Core, answer: &TxnResponse) -> (bool, Option<Grant>) {
+    fn outcome(&self, core: &Core, answer: &TxnResponse, repeated: bool) -> (bool, Option<Grant>) {
         let id = self.claim.id;
-        core.places().settle(id, self.was_dirty);
+        core.places().settle(id, self.was_dirty || repeated);
+        if repeated {
+            core.retire_lease_of(id);
+        }
         if !answer.succeeded {
             let given = parts(answer.clone()).first().is_some_and(|alone| alone.succeeded);
             return (given, None);
@@ -736,27 +814,6 @@ impl Next<'_> {
         });
         (true, grant)
     }
-}
-
-/// How a claim with a key of revision `at` stands with those before it; `kvs` may hold others too.
-fn standing(mode: Mode, at: i64, kvs: &[KeyValue], all: &Keys) -> Standing {
-    let mut older: Vec<&KeyValue> = kvs.iter().filter(|kv| kv.create_revision < at).collect();
-    older.sort_unstable_by_key(|kv| kv.create_revision);
-    if let Some(why) = older.first().and_then(|first| clash(mode_of(first), mode)) {
-        return Standing::Clash(why);
-    }
-    let mut tally = Tally::default();
-    older.iter().for_each(|kv| tally.add(mode_of(kv)));
-    if tally.admits(mode) {
-        return Standing::Admitted;
-    }
-    let blocking = match mode {
-        Mode::Exclusive => older.last(),
-        Mode::Shared => older.iter().rfind(|kv| mode_of(kv) == Mode::Exclusive),
-        // Any of them may make room.
-        Mode::Permits { .. } => None,
-    };
-    Standing::Behind(blocking.map_or_else(|| all.clone(), |kv| Keys::one(kv.key.clone())))
 }
 
 /// What the parts "own key, mark" of an answer say.

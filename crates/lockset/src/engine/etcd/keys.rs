@@ -93,6 +93,12 @@ impl Layout {
         format!("{}//gone/", self.prefix).into_bytes()
     }
 
+    /// Whether a key of those `of` a name is a claim on it. With escaped names, what has a slash
+    /// more is somebody else's lock on a longer name.
+    pub(super) fn is_claim_on(&self, of: &Keys, key: &[u8]) -> bool {
+        self.raw || key.get(of.first.len()..).is_some_and(|rest| !rest.contains(&b'/'))
+    }
+
     /// Whether this key is not a claim: it lies below `prefix//`.
     pub(super) fn is_beside(&self, key: &[u8]) -> bool {
         let rest = key.strip_prefix(self.prefix.as_bytes());
@@ -250,6 +256,9 @@ mod tests {
             assert!(!within(&claims, &layout.cell(&name(other))));
             assert!(!within(&claims, &layout.mark(id)));
         }
+        let claims = layout.claims(&name("a"));
+        assert!(layout.is_claim_on(&claims, b"p/a/77") && !layout.is_claim_on(&claims, b"p/a/b/7"));
+        assert!(Layout::new("p", true).is_claim_on(&claims, b"p/a/b/7"));
         for odd in ["%2F", "%25", "%252F", "a%", "%", "é/%2f"] {
             assert_eq!(layout.name_of(&layout.claim(&name(odd), 1, id)), Some(name(odd)));
         }

@@ -19,8 +19,8 @@ use crate::mutual::unpoisoned;
 /// A lease that no claim uses is kept this long for the next one.
 const IDLE: Duration = Duration::from_secs(60);
 /// How long a mark of a withdrawn claim lives at least, and the lease that serves for many of them.
-const MARK_LIFE: Duration = Duration::from_secs(60);
-const MARK_LEASE: Duration = Duration::from_secs(90);
+const MARK_LIFE: Duration = Duration::from_secs(10);
+const MARK_LEASE: Duration = Duration::from_secs(15);
 
 /// A lease at the server.
 #[derive(Debug)]
@@ -119,6 +119,8 @@ pub(super) struct Leases {
     clock: Clock,
     /// By what was asked for, in seconds.
     shared: Mutex<HashMap<u64, Arc<Lease>>>,
+    /// No new claim gets these; they end with their last one.
+    retired: Mutex<Vec<Arc<Lease>>>,
     granting: tokio::sync::Mutex<()>,
     marks: tokio::sync::Mutex<Option<(i64, Moment)>>,
 }
@@ -129,6 +131,7 @@ impl Leases {
             link,
             clock,
             shared: Mutex::default(),
+            retired: Mutex::default(),
             granting: tokio::sync::Mutex::default(),
             marks: tokio::sync::Mutex::default(),
         }
@@ -153,8 +156,7 @@ impl Leases {
         }
         let lease = self.granted(ttl, true).await?;
         let old = unpoisoned(&self.shared).insert(seconds(ttl), lease.clone());
-        // It may have claims still: they keep it as long as they live, by the pulse.
-        drop(old);
+        unpoisoned(&self.retired).extend(old);
         Ok(lease)
     }
 
@@ -190,13 +192,31 @@ impl Leases {
         *self.marks.lock().await = None;
     }
 
+    /// All that are shared, the retired ones included.
     pub(super) fn all_shared(&self) -> Vec<Arc<Lease>> {
-        unpoisoned(&self.shared).values().cloned().collect()
+        let mut all: Vec<_> = unpoisoned(&self.shared).values().cloned().collect();
+        all.extend(unpoisoned(&self.retired).iter().cloned());
+        all
     }
 
     /// No new claim gets it.
     pub(super) fn retire(&self, lease: &Arc<Lease>) {
+        let mut shared = unpoisoned(&self.shared);
+        let before = shared.len();
+        shared.retain(|_, other| !Arc::ptr_eq(other, lease));
+        if shared.len() < before {
+            unpoisoned(&self.retired).push(lease.clone());
+        }
+    }
+
+    pub(super) fn is_retired(&self, lease: &Arc<Lease>) -> bool {
+        unpoisoned(&self.retired).iter().any(|other| Arc::ptr_eq(other, lease))
+    }
+
+    /// It is not needed any more, or gone.
+    pub(super) fn forget(&self, lease: &Arc<Lease>) {
         unpoisoned(&self.shared).retain(|_, other| !Arc::ptr_eq(other, lease));
+        unpoisoned(&self.retired).retain(|other| !Arc::ptr_eq(other, lease));
     }
 }
 

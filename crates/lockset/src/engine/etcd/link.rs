@@ -371,7 +371,12 @@ impl Link {
             return refused(failed(format!("{host} says: {said}; {hint}"), false));
         }
         if is_unconnected(status) {
-            return silent(format!("{host} cannot be reached: {}", innermost(status)), false);
+            let what = format!("{host} cannot be reached: {}", innermost(status));
+            // Another try would end the same way.
+            return match what.contains("certificate") {
+                true => refused(failed(what, false)),
+                false => silent(what, false),
+            };
         }
         match status.code() {
             Code::InvalidArgument

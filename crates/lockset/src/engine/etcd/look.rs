@@ -38,9 +38,11 @@ struct Seen {
 
 impl Core {
     pub(super) async fn inspect(&self, name: &Name) -> Result<LockState> {
-        let txn = always(vec![range(&self.layout.claims(name)), read(&self.layout.cell(name))]);
+        let claims = self.layout.claims(name);
+        let txn = always(vec![range(&claims), read(&self.layout.cell(name))]);
         let answer = self.link.txn(txn, PERSISTENCE).await.map_err(Failed::into_error)?;
-        let seen = seen(kvs(&answer, 0).to_vec());
+        let ours = kvs(&answer, 0).iter().filter(|kv| self.layout.is_claim_on(&claims, &kv.key));
+        let seen = seen(ours.cloned().collect());
         let left = self.left(seen.iter()).await?;
         self.state(name, seen, kvs(&answer, 1).first(), &left)
     }

@@ -193,17 +193,6 @@ impl Places {
         self.places.values().chain(leaving).any(|place| Arc::ptr_eq(&place.lease, lease))
     }
 
-    /// All leases with claims.
-    pub(super) fn leases(&self) -> Vec<Arc<Lease>> {
-        let mut leases: Vec<Arc<Lease>> = Vec::new();
-        for place in self.places.values() {
-            if place.lease.is_shared && !leases.iter().any(|one| Arc::ptr_eq(one, &place.lease)) {
-                leases.push(place.lease.clone());
-            }
-        }
-        leases
-    }
-
     /// The claims that hold by this lease.
     pub(super) fn holders(&self, lease: &Arc<Lease>) -> Vec<ClaimId> {
         let held = self.places.iter().filter(|(_, place)| place.token.is_some());
