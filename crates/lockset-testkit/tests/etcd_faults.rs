@@ -51,8 +51,7 @@ async fn a_lease_revoked_by_an_operator_is_a_loss_and_not_the_end() {
     let next = served(SOON, waiting).await;
     assert!(next.token() > guard.token());
     for guard in [&guard, &other] {
-        let reason = lost(BY_RENEWAL, guard).await;
-        assert!(matches!(reason, LossReason::Forgotten | LossReason::Broken), "{reason:?}");
+        assert_eq!(lost(BY_RENEWAL, guard).await, LossReason::SessionEnded);
     }
     let anew = lock(&ours, "anew").await;
     let again = within(TTL, "a new lease", ours.mutex("too").unwrap().lock()).await.unwrap();

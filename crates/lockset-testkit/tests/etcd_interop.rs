@@ -181,7 +181,7 @@ async fn nothing_that_both_count_is_lost() {
     let theirs = (0..2).map(|_| {
         let (endpoints, script) = (server.hosts(), script.clone());
         let mut command = server.etcdctl(&endpoints);
-        command.args(["lock", "--ttl", "10", "p/counted", "sh", "-c", &script]);
+        command.args(["lock", "--ttl", "10", "p/counted", "--", "sh", "-c", &script]);
         std::thread::spawn(move || {
             (0..EACH).all(|_| command.output().is_ok_and(|output| output.status.success()))
         })
