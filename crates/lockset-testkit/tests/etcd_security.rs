@@ -137,7 +137,9 @@ async fn tls_and_plain_do_not_hang_on_each_other() {
 
 /// A server on which `worker` may use the locks below `p/`, and nobody anything else.
 fn with_users(options: &[&str], secret: &str) -> EtcdServers {
-    let server = EtcdServers::start_with(1, options);
+    // Else every login costs a tenth of a second, and a busy machine is busy with nothing else.
+    let options = [options, &["--bcrypt-cost", "4"]].concat();
+    let server = EtcdServers::start_with(1, &options);
     server.ask(&["user", "add", "root:root"]);
     server.ask(&["user", "grant-role", "root", "root"]);
     server.ask(&["user", "add", &format!("worker:{secret}")]);
@@ -199,11 +201,11 @@ async fn who_is_not_known_or_has_no_rights_is_told_what_to_check() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expired_or_forgotten_login_is_repeated() {
-    let server = with_users(&["--auth-token-ttl", "1"], "pw");
+    let server = with_users(&["--auth-token-ttl", "2"], "pw");
     let ours = client(&url_of(&server, "worker:pw", "p")).await;
     assert!(is_free(&ours, "before").await);
     // Nothing is asked meanwhile, or it would last longer.
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
     assert!(is_free(&ours, "after").await);
     let guard = lock(&ours, "kept").await;
     let waiting = waiter(&client(&url_of(&server, "worker:pw", "p")).await, "kept").await;
