@@ -58,7 +58,7 @@ impl Servers for EtcdServers {
     }
 
     fn short_ttl(&self) -> &'static str {
-        "1s"
+        "2s"
     }
 
     fn freeze(&self) {

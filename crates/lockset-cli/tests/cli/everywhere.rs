@@ -153,7 +153,8 @@ fn a_ticket_keeps_renews_and_releases_a_lock(home: &Home) {
     assert_eq!(home.holders("x"), 1, "its process is gone, the lock is not");
     assert_eq!(code(&home.lockset(&["run", "-n", "x", "--", "true"]).output().unwrap()), 75);
 
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    // Some engines count what is left in whole seconds.
+    std::thread::sleep(Duration::from_millis(1200));
     let before = home.state("x")["holders"][0]["left_ms"].as_u64().unwrap();
     let output = home.lockset(&["renew", "--ticket", "t"]).output().unwrap();
     assert_eq!(code(&output), 0, "{output:?}");
@@ -311,7 +312,7 @@ fn a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_end
 }
 
 fn a_lease_is_renewed_for_as_long_as_the_command_runs(home: &Home) {
-    let args = ["run", "--ttl", "1s", "x", "--", "sh", "-c", "sleep 3; exit 7"];
+    let args = ["run", "--ttl", "2s", "x", "--", "sh", "-c", "sleep 5; exit 7"];
     let output = home.lockset(&args).output().unwrap();
     assert_eq!((code(&output), stderr(&output)), (7, String::new()));
 }
@@ -347,7 +348,9 @@ fn a_lock_broken_at_once_kills_its_command_at_once(home: &Home) {
     assert!(broken.elapsed() < Duration::from_secs(10), "{:?}", broken.elapsed());
     assert!(!is_alive(command));
     assert_eq!(code(&output), 76);
-    assert!(stderr(&output).contains("operator"), "{}", stderr(&output));
+    // Where a lock is simply gone nobody can tell who took it.
+    let words = if home.engine() == "local" { "operator" } else { "was lost" };
+    assert!(stderr(&output).contains(words), "{}", stderr(&output));
     assert_eq!(home.text("log"), "", "no time for TERM");
 }
 
