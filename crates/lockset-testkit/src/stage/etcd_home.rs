@@ -9,6 +9,7 @@ use lockset::Lockset;
 use lockset::clock::Clock;
 use lockset::engine::Engine;
 use lockset::engine::etcd::{Etcd, EtcdOptions};
+use rustix::process::Signal;
 
 use super::etcd::EtcdServers;
 use super::{Linked, Stage, Time};
@@ -22,6 +23,9 @@ pub struct EtcdStage {
     prefix: String,
     lag: Duration,
     actor: &'static str,
+    leader_dies: bool,
+    /// The leader that died when the home froze.
+    dead: Mutex<Option<usize>>,
 }
 
 impl EtcdStage {
@@ -37,11 +41,18 @@ impl EtcdStage {
         Self::start_on(3, Duration::from_secs(2), actor)
     }
 
+    /// When the home freezes its leader does not only stop but dies, and comes back in the thaw.
+    pub fn whose_leader_dies(mut self) -> Self {
+        self.leader_dies = true;
+        self
+    }
+
     fn start_on(number: usize, lag: Duration, actor: &'static str) -> Self {
         static HOMES: AtomicU32 = AtomicU32::new(0);
         let home = HOMES.fetch_add(1, Ordering::Relaxed);
         let servers = Some(POOL.take(number));
-        Self { servers, prefix: format!("home{home}"), lag, actor }
+        let prefix = format!("home{home}");
+        Self { servers, prefix, lag, actor, leader_dies: false, dead: Mutex::new(None) }
     }
 
     fn servers(&self) -> &EtcdServers {
@@ -56,6 +67,10 @@ impl EtcdStage {
 impl Drop for EtcdStage {
     fn drop(&mut self) {
         if let Some(servers) = self.servers.take() {
+            if let Some(dead) = self.dead.lock().unwrap().take() {
+                // A law that failed left it so; the pool wants to signal all of them.
+                servers.bring_back(dead);
+            }
             POOL.give_back(servers);
         }
     }
@@ -132,11 +147,24 @@ impl Stage for EtcdStage {
     }
 
     async fn freeze(&self) {
-        self.servers().freeze();
+        let servers = self.servers();
+        if !self.leader_dies {
+            return servers.freeze();
+        }
+        let leader = servers.leader();
+        servers.kill(leader);
+        *self.dead.lock().unwrap() = Some(leader);
+        let rest = (0..servers.number()).filter(|node| *node != leader);
+        rest.for_each(|node| servers.signal(node, Signal::STOP));
     }
 
     async fn thaw(&self) {
-        self.servers().thaw();
+        let (servers, dead) = (self.servers(), self.dead.lock().unwrap().take());
+        let rest = (0..servers.number()).filter(|node| Some(*node) != dead);
+        rest.for_each(|node| servers.signal(node, Signal::CONT));
+        if let Some(dead) = dead {
+            servers.bring_back(dead);
+        }
     }
 
     async fn restart(&self) {
