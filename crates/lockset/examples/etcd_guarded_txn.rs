@@ -28,9 +28,10 @@ async fn main() -> Result<()> {
 }
 
 struct Server {
-    folder: tempfile::TempDir,
     process: Child,
     port: u16,
+    /// Goes with the server.
+    _folder: tempfile::TempDir,
 }
 
 impl Server {
@@ -47,7 +48,7 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .expect("etcd is needed: run `cargo xtask setup`");
-        Self { folder, process, port }
+        Self { process, port, _folder: folder }
     }
 
     /// It needs a moment to be there.
@@ -87,10 +88,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself; its folder goes with it.
+        // It may have ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
-        let _ = self.folder.path();
     }
 }
 

@@ -7,7 +7,8 @@
 //!
 //! The parts, in the order in which a claim meets them:
 //!
-//! * `claims` is the way of one claim, `places` what this client knows of all of its own;
+//! * `claims` is the way of one claim, `places` what this client knows of all of its own,
+//!   `renewal` keeps those that hold, `leaving` lets them go;
 //! * `leases` keeps the leases, `crowd` lets transactions travel together, `news` watches;
 //! * `link` finds a server (by `servers`), and says what is unknown after it was silent;
 //! * `keys` is what is written, `txn` how it is said, `rpc` etcd's own messages;
@@ -52,10 +53,12 @@ mod claims;
 mod crowd;
 mod keys;
 mod leases;
+mod leaving;
 mod link;
 mod look;
 mod news;
 mod places;
+mod renewal;
 #[allow(
     missing_docs,
     missing_debug_implementations,

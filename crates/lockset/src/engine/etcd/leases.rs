@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_lease_is_believed_from_before_its_request_and_never_less_than_before() {
-        let at = |secs| Moment::from_nanos(secs * 1_000_000_000);
+        let at = |secs: u64| Moment::from_nanos(secs * 1_000_000_000);
         let ttl = Duration::from_secs(10);
         let lease = Lease::new(1, ttl, true, at(100));
         assert_eq!(lease.valid_until(), at(110).before(drift(ttl)));
