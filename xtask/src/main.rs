@@ -1,4 +1,4 @@
-//! The project's chores: `cargo xtask setup | test | bench`.
+//! The project's chores: `cargo xtask setup | test | bench | proto`.
 //!
 //! `test` is the one command that checks everything on a machine that has Rust, a C compiler and
 //! nothing else. It stops at the first step that fails and ends with one line of totals.
@@ -6,6 +6,7 @@
 
 mod cargo;
 mod licences;
+mod proto;
 mod setup;
 
 use std::process::ExitCode;
@@ -15,11 +16,12 @@ use cargo::{Counts, cargo};
 
 type Outcome<T = ()> = Result<T, String>;
 
-const USAGE: &str = "usage: cargo xtask <setup | test | bench>
+const USAGE: &str = "usage: cargo xtask <setup | test | bench | proto>
 
   setup   install what the tests need beyond Rust and a C compiler
   test    setup, then formatting, lints, docs, licences, all tests, all examples
-  bench   the benchmarks, as tables of ratios (build first, then keep the machine quiet)";
+  bench   the benchmarks, as tables of ratios (build first, then keep the machine quiet)
+  proto   write the code of etcd's messages again, after its proto file has changed";
 
 fn main() -> ExitCode {
     let chore = std::env::args().nth(1);
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
         Some("setup") => setup::setup(),
         Some("test") => test(),
         Some("bench") => bench(),
+        Some("proto") => proto::write(),
         _ => Err(USAGE.to_owned()),
     };
     match outcome {
@@ -63,7 +66,7 @@ fn test() -> Outcome {
 /// A feature adds, it never changes: each must build without the others, and what is left out says
 /// how to get it.
 fn features_by_themselves(counts: &mut Counts) -> Outcome {
-    for features in ["local", "redis", "blocking"] {
+    for features in ["local", "redis", "etcd", "blocking"] {
         cargo(&["check", "-q", "-p", "lockset", "--no-default-features", "--features", features])?;
     }
     cargo::count_tests(&["test", "-p", "lockset", "--no-default-features", "--lib"], counts)

@@ -1,80 +1,34 @@
 //! What keeps strangers out of a Redis server, and secrets in: TLS, passwords, names.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
+mod secrets;
+
 use std::time::Duration;
 
 use lockset::engine::redis::{Redis, RedisOptions};
 use lockset::{Break, Error, Lockset};
 use lockset_testkit::stage::RedisServer;
 use lockset_testkit::steps::{assert_told, is_free, lock, served, told, until, waiter, within};
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    date_time_ymd,
-};
+use rcgen::date_time_ymd;
+use secrets::{Authority, MARK, assert_hidden, assert_hidden_in, traced};
 
 const TTL: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(1);
 /// A refusal is an answer: nobody waits longer for it than for a connection.
 const ANSWERED: Duration = Duration::from_secs(8);
-/// Part of every secret here, so that it is found wherever it is shown.
-const MARK: &str = "xyzzy";
 
-/// An authority of our own, and what it signs, in a folder of their own.
-struct Authority {
-    folder: tempfile::TempDir,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Unlike the names of what it signs, which would otherwise look self-signed.
-        params.distinguished_name.push(DnType::CommonName, "the authority");
-        let folder = tempfile::tempdir().unwrap();
-        let certificate = params.self_signed(&key).unwrap();
-        std::fs::write(folder.path().join("ca.pem"), certificate.pem()).unwrap();
-        Self { folder, issuer: Issuer::new(params, key) }
-    }
-
-    fn ca(&self) -> String {
-        self.file("ca.pem").display().to_string()
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// Writes a certificate and its key, and gives back where they are.
-    fn sign(&self, who: &str, change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new([who.to_owned()]).unwrap();
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        change(&mut params);
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let [pem, secret] = ["pem", "key"].map(|end| self.file(&format!("{who}.{end}")));
-        std::fs::write(&pem, certificate.pem()).unwrap();
-        std::fs::write(&secret, key.serialize_pem()).unwrap();
-        (pem.display().to_string(), secret.display().to_string())
-    }
-
-    /// A server with a certificate of this authority that asks clients for theirs, or not.
-    fn server(&self, (certificate, key): (String, String), clients: &str) -> RedisServer {
-        RedisServer::start_tls(&[
-            "--tls-cert-file",
-            &certificate,
-            "--tls-key-file",
-            &key,
-            "--tls-ca-cert-file",
-            &self.ca(),
-            "--tls-auth-clients",
-            clients,
-        ])
-    }
+/// A server with a certificate of this authority that asks clients for theirs, or not.
+fn server(authority: &Authority, signed: (String, String), clients: &str) -> RedisServer {
+    RedisServer::start_tls(&[
+        "--tls-cert-file",
+        &signed.0,
+        "--tls-key-file",
+        &signed.1,
+        "--tls-ca-cert-file",
+        &authority.ca(),
+        "--tls-auth-clients",
+        clients,
+    ])
 }
 
 fn tls_url(server: &RedisServer, options: &str) -> String {
@@ -94,7 +48,7 @@ async fn client(url: &str) -> Lockset {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_of_an_unknown_authority_is_refused() {
     let (ours, other) = (Authority::new(), Authority::new());
-    let server = ours.server(ours.sign("127.0.0.1", |_| {}), "no");
+    let server = server(&ours, ours.sign("127.0.0.1", |_| {}), "no");
     let nobody = refused(&tls_url(&server, "")).await;
     assert_told(&nobody, &["UnknownIssuer", "unknown issuer"], false);
     let somebody_else = refused(&tls_url(&server, &format!("?ca={}", other.ca()))).await;
@@ -105,7 +59,7 @@ async fn a_server_of_an_unknown_authority_is_refused() {
 async fn a_server_of_the_named_authority_is_used_and_found_again() {
     let authority = Authority::new();
     let signed = authority.sign("127.0.0.1", |_| {});
-    let server = authority.server(signed, "no");
+    let server = server(&authority, signed, "no");
     let url = tls_url(&server, &format!("?ca={}&prefix=tls:", authority.ca()));
     let (ours, theirs) = (client(&url).await, client(&url).await);
     let guard = lock(&ours, "sealed").await;
@@ -121,7 +75,7 @@ async fn a_server_of_the_named_authority_is_used_and_found_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_for_another_host_is_refused() {
     let authority = Authority::new();
-    let server = authority.server(authority.sign("other.example", |_| {}), "no");
+    let server = server(&authority, authority.sign("other.example", |_| {}), "no");
     let error = refused(&tls_url(&server, &format!("?ca={}", authority.ca()))).await;
     assert_told(&error, &["NotValidForName", "not valid for name"], false);
 }
@@ -133,7 +87,7 @@ async fn a_certificate_whose_time_is_over_is_refused() {
         params.not_before = date_time_ymd(2001, 1, 1);
         params.not_after = date_time_ymd(2002, 1, 1);
     });
-    let server = authority.server(expired, "no");
+    let server = server(&authority, expired, "no");
     let error = refused(&tls_url(&server, &format!("?ca={}", authority.ca()))).await;
     assert_told(&error, &["Expired", "expired"], false);
 }
@@ -141,7 +95,7 @@ async fn a_certificate_whose_time_is_over_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
     let (authority, other) = (Authority::new(), Authority::new());
-    let server = authority.server(authority.sign("127.0.0.1", |_| {}), "yes");
+    let server = server(&authority, authority.sign("127.0.0.1", |_| {}), "yes");
     let with = |(cert, key): &(String, String)| {
         tls_url(&server, &format!("?ca={}&cert={cert}&key={key}", authority.ca()))
     };
@@ -157,7 +111,7 @@ async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
 async fn files_that_are_missing_or_something_else_are_named() {
     let authority = Authority::new();
     let (certificate, key) = authority.sign("127.0.0.1", |_| {});
-    let server = authority.server((certificate.clone(), key.clone()), "no");
+    let server = server(&authority, (certificate.clone(), key.clone()), "no");
     let missing = authority.file("missing.pem").display().to_string();
     let garbage = authority.file("garbage.pem").display().to_string();
     std::fs::write(&garbage, "not a certificate").unwrap();
@@ -179,58 +133,12 @@ async fn files_that_are_missing_or_something_else_are_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_and_plain_do_not_hang_on_each_other() {
     let authority = Authority::new();
-    let sealed = authority.server(authority.sign("127.0.0.1", |_| {}), "no");
+    let sealed = server(&authority, authority.sign("127.0.0.1", |_| {}), "no");
     let plain = RedisServer::start();
     refused(&format!("redis://127.0.0.1:{}", sealed.port())).await;
     refused(&tls_url(&plain, "")).await;
     let unsealed = refused(&format!("{}?ca={}", plain.url(), authority.ca())).await;
     assert!(matches!(unsealed, Error::Invalid { .. }), "it is not sealed: {}", told(&unsealed));
-}
-
-/// All that any test of this file traces.
-fn traced() -> &'static Log {
-    static LOG: OnceLock<Log> = OnceLock::new();
-    LOG.get_or_init(|| {
-        let log = Log::default();
-        let writer = log.clone();
-        tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .init();
-        log
-    })
-}
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
-    }
-}
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-/// The secret is in no word of this.
-#[track_caller]
-fn assert_hidden(shown: &str) {
-    assert!(!shown.contains(MARK), "a secret is shown: {shown}");
-}
-
-#[track_caller]
-fn assert_hidden_in(error: &Error) {
-    assert_hidden(&format!("{} {error:?} {error:#?}", told(error)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,7 +21,8 @@ const ENGINES: &[&str] = &[
     "redis+sentinel://host:port,…/service",
     "redis+cluster://host:port,…",
     "redlock://host:port,host:port,host:port,…",
-    "rediss://…, redlocks://… for TLS",
+    "etcd://host:port,…/prefix",
+    "rediss://, redlocks:// and etcds:// for TLS",
 ];
 
 /// How to connect, where a URL alone does not say it. Made by [`Lockset::builder`].
@@ -121,6 +122,7 @@ async fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn En
         "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
         | "rediss+cluster" => open_redis(url).await,
         "redlock" | "redlocks" => open_redlock(url).await,
+        "etcd" | "etcds" => open_etcd(url).await,
         other => Err(Error::invalid("engine", other, format!("there are {}", known_engines()))),
     }
 }
@@ -189,14 +191,7 @@ fn redis_options(url: &EngineUrl) -> Result<crate::engine::redis::RedisOptions> 
         options.prefix = prefix.to_owned();
     }
     options.ca = url.option("ca").map(Into::into);
-    options.client_certificate = match (url.option("cert"), url.option("key")) {
-        (Some(cert), Some(key)) => Some((cert.into(), key.into())),
-        (None, None) => None,
-        _ => {
-            let why = "a certificate and its key go together";
-            return Err(Error::invalid("URL options", "cert, key", why));
-        }
-    };
+    options.client_certificate = url.client_certificate()?;
     Ok(options)
 }
 
@@ -238,8 +233,32 @@ async fn open_redis(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("redis"))
 }
 
+#[cfg(feature = "etcd")]
+async fn open_etcd(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
+    use crate::engine::etcd::{Etcd, EtcdOptions};
+
+    url.allow_options(&["names", "ca", "cert", "key"])?;
+    let raw_names = match url.option("names") {
+        None | Some("escaped") => false,
+        Some("raw") => true,
+        Some(other) => return Err(Error::invalid("names", other, "it is `escaped` or `raw`")),
+    };
+    let options = EtcdOptions {
+        url: format!("{}:{}", url.scheme, url.rest),
+        raw_names,
+        ca: url.option("ca").map(Into::into),
+        client_certificate: url.client_certificate()?,
+    };
+    Ok(Arc::new(Etcd::connect(options).await?))
+}
+
+#[cfg(not(feature = "etcd"))]
+async fn open_etcd(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
+    Err(not_compiled_in("etcd"))
+}
+
 #[cfg_attr(
-    all(feature = "local", feature = "redis"),
+    all(feature = "local", feature = "redis", feature = "etcd"),
     expect(dead_code, reason = "every engine is compiled in")
 )]
 fn not_compiled_in(engine: &'static str) -> Error {
@@ -283,6 +302,18 @@ impl EngineUrl {
 
     fn option(&self, key: &str) -> Option<&str> {
         self.options.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
+    }
+
+    #[cfg(any(feature = "redis", feature = "etcd"))]
+    fn client_certificate(&self) -> Result<Option<(std::path::PathBuf, std::path::PathBuf)>> {
+        match (self.option("cert"), self.option("key")) {
+            (Some(cert), Some(key)) => Ok(Some((cert.into(), key.into()))),
+            (None, None) => Ok(None),
+            _ => {
+                let why = "a certificate and its key go together";
+                Err(Error::invalid("URL options", "cert, key", why))
+            }
+        }
     }
 
     /// Refuses options that neither this engine nor all engines know.

@@ -115,6 +115,13 @@ impl Guard {
         self.hold.id
     }
 
+    /// What the engine granted, as the lock's home knows it: its own key, and the token without
+    /// the URL's `token_base`. For conditions in transactions of your own, where the engine has
+    /// them.
+    pub fn grant(&self) -> Grant {
+        self.hold.inner().grant.clone()
+    }
+
     /// How the lock is held.
     pub fn mode(&self) -> Mode {
         self.hold.inner().claim.mode

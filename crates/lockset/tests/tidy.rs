@@ -13,6 +13,8 @@ const MAY_BE_UNSAFE: &[&str] = &[
     "crates/lockset-cli/tests/cli/common.rs",
     "crates/lockset-cli/tests/cli/terminal.rs",
 ];
+/// Made by `cargo xtask proto`, as the generator writes it; the names in it are etcd's.
+const GENERATED: &[&str] = &["crates/lockset/src/engine/etcd/rpc.rs"];
 const LONGEST_LINE: usize = 100;
 const LONGEST_FUNCTION: usize = 70;
 
@@ -51,6 +53,7 @@ fn sources(extensions: &[&str]) -> Vec<Source> {
             path: path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned(),
             text: fs::read_to_string(&path).unwrap(),
         })
+        .filter(|source| !GENERATED.contains(&source.path.as_str()))
         .collect();
     assert!(sources.len() > 10 || !extensions.contains(&"rs"), "the sources were not found");
     sources
@@ -179,7 +182,7 @@ fn arrows_point_downwards() {
             let wrong = primitives.iter().chain(&["locks", "connect"]).filter(|one| uses(one));
             found.extend(wrong.map(|module| format!("{file} uses {module}")));
         }
-        let names_an_engine = ["memory", "local", "redis"]
+        let names_an_engine = ["memory", "local", "redis", "etcd"]
             .iter()
             .any(|engine| source.shipped().contains(&format!("engine::{engine}")));
         if names_an_engine && file != "connect.rs" && !file.starts_with("engine") {

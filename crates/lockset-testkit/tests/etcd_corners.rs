@@ -1,0 +1,236 @@
+//! Corners of the etcd engine: names, leases, and what many or idle clients cost a real server.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::time::Duration;
+
+use lockset::engine::etcd::{Etcd, EtcdOptions};
+use lockset::engine::{Claim, Engine, Mode, Wait};
+use lockset::{ClaimId, Lockset, Note, State, Terms};
+use lockset_testkit::stage::EtcdServers;
+use lockset_testkit::steps::{self, is_free, lock, served, until, waiter, within};
+
+const TTL: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_millis(750);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn client(server: &EtcdServers) -> Lockset {
+    steps::client(&server.url("p"), TTL).await
+}
+
+async fn engine(server: &EtcdServers) -> Etcd {
+    let options = EtcdOptions { url: server.url("p"), ..EtcdOptions::default() };
+    Etcd::connect(options).await.unwrap()
+}
+
+fn claim(name: &str) -> Claim {
+    Claim {
+        id: ClaimId::random(),
+        name: name.parse().unwrap(),
+        mode: Mode::Exclusive,
+        ttl: TTL,
+        fixed: false,
+        floor: None,
+        note: Note::default(),
+        detachable: false,
+        replicas: None,
+    }
+}
+
+/// They lie on one lease, which for others is one owner.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_claims_of_one_process_on_one_name_never_both_succeed() {
+    let server = EtcdServers::start(1);
+    let engine = engine(&server).await;
+    for round in 0..30 {
+        let claims = [claim("one"), claim("one"), claim("one")];
+        let (a, b, c) = tokio::join!(
+            engine.acquire(&claims[0], Wait::No),
+            engine.acquire(&claims[1], Wait::No),
+            engine.acquire(&claims[2], Wait::No),
+        );
+        let grants = [a.unwrap(), b.unwrap(), c.unwrap()];
+        let granted: Vec<_> = (0..3).filter(|who| grants[*who].is_some()).collect();
+        assert!(granted.len() <= 1, "round {round}: {granted:?} hold");
+        assert_eq!(server_keys(&server), granted.len(), "those who were refused left nothing");
+        for who in granted {
+            engine.release(&claims[who], grants[who].as_ref().unwrap(), None).await.unwrap();
+        }
+    }
+}
+
+fn server_keys(server: &EtcdServers) -> usize {
+    server.keys("p/one/").len()
+}
+
+/// Names that look like something else: keys beside a lock, escapes, ranges, numbers of leases.
+const ODD_NAMES: [&str; 22] = [
+    "a",
+    "a/b",
+    "a/b/c",
+    "a%2Fb",
+    "a%252Fb",
+    "a%",
+    "a%25",
+    "%",
+    "%2F",
+    "a0",
+    "a.",
+    "a-",
+    "cell",
+    "gone",
+    "cell/a",
+    "gone/00000000000000000000000000000000",
+    "0-00000000000000000000000000000000",
+    "grün |;,=",
+    "\u{10ffff}",
+    "日本/東京",
+    "a'b\"c",
+    "*",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_name_leaves_its_prefix_or_meets_another() {
+    let server = EtcdServers::start(1);
+    let (ours, queueing) = (client(&server).await, client(&server).await);
+    let others = [
+        steps::client(&server.url("p%2Fa"), TTL).await,
+        steps::client(&server.url("p/a"), TTL).await,
+        steps::client(&server.url("pp"), TTL).await,
+    ];
+    let mut guards = Vec::new();
+    let mut waiting = Vec::new();
+    for name in ODD_NAMES {
+        let taken = ours.mutex(name).unwrap().try_lock().await.unwrap();
+        guards.push(taken.unwrap_or_else(|| panic!("{name} is another's")));
+        waiting.push(waiter(&queueing, name).await);
+    }
+    let keys = server.keys("");
+    assert_eq!(keys.len(), ODD_NAMES.len() * 2, "{keys:?}");
+    assert!(keys.iter().all(|key| key.starts_with("p/")), "{keys:?}");
+    for other in &others {
+        assert_eq!(names(other, "").await, Vec::<String>::new());
+    }
+    let (mut listed, mut expected) = (names(&ours, "").await, ODD_NAMES.map(str::to_owned));
+    listed.sort();
+    expected.sort();
+    assert_eq!(listed, expected);
+    for prefix in ["a", "a/", "a%", "%", "g", "日本/", "*"] {
+        let expected = ODD_NAMES.iter().filter(|name| name.starts_with(prefix)).count();
+        assert_eq!(names(&ours, prefix).await.len(), expected, "{prefix}");
+    }
+    for (guard, waiting) in guards.into_iter().zip(waiting) {
+        let name = guard.name().clone();
+        guard.release().await.unwrap();
+        let next = served(SOON, waiting).await;
+        assert_eq!(next.name(), &name);
+        next.release().await.unwrap();
+    }
+    assert_eq!(names(&ours, "").await, Vec::<String>::new());
+}
+
+async fn names(locks: &Lockset, prefix: &str) -> Vec<String> {
+    let listed = locks.list(prefix).await.unwrap();
+    listed.into_iter().map(|state| state.name.as_str().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_locks_of_a_client_lie_on_one_lease_and_a_detachable_on_its_own() {
+    let server = EtcdServers::start(1);
+    let ours = client(&server).await;
+    let names: Vec<String> = (0..100).map(|number| format!("lock/{number}")).collect();
+    let mut guards = Vec::new();
+    for name in &names {
+        guards.push(lock(&ours, name).await);
+    }
+    assert_eq!(server.leases().len(), 1, "one ttl, one lease");
+    let slow = Terms::default().ttl(TTL * 4);
+    let slow = ours.mutex("slow").unwrap().with(slow).unwrap().lock().await.unwrap();
+    assert_eq!(server.leases().len(), 2, "another ttl, another lease");
+    let theirs = client(&server).await;
+    let other = lock(&theirs, "other").await;
+    assert_eq!(server.leases().len(), 3, "another client, another lease");
+    let travels = ours.mutex("travels").unwrap().with(Terms::default().ttl(TTL).detachable());
+    let travels = travels.unwrap().lock().await.unwrap();
+    assert_eq!(server.leases().len(), 4, "it may outlive the client");
+
+    let writes = server.revision();
+    tokio::time::sleep(TTL * 2).await;
+    let all = guards.iter().chain([&slow, &other, &travels]);
+    assert!(all.into_iter().all(|guard| guard.state() == State::Held));
+    assert_eq!(server.revision(), writes, "renewing writes nothing");
+
+    let ticket = travels.detach().await.unwrap();
+    drop(guards);
+    ours.close().await.unwrap();
+    until("what is closed is gone", || server.keys("p/lock").is_empty());
+    let attached = theirs.attach(&ticket).await.unwrap();
+    tokio::time::sleep(TTL + SOON).await;
+    assert_eq!(attached.state(), State::Held, "another client renews it");
+    attached.release().await.unwrap();
+    assert_eq!(server.keys("p/travels/"), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_client_leaves_neither_keys_nor_leases() {
+    let server = EtcdServers::start(1);
+    let (ours, theirs) = (client(&server).await, client(&server).await);
+    let held = lock(&theirs, "held").await;
+    let guard = lock(&ours, "closed").await;
+    let waiting = waiter(&ours, "held").await;
+    ours.close().await.unwrap();
+    assert!(within(SOON, "it is told", waiting).await.unwrap().is_err());
+    drop(guard);
+    until("only theirs is left", || server.keys("").len() == 1);
+    until("its lease is given back", || server.leases().len() == 1);
+    held.release().await.unwrap();
+}
+
+/// One who waits watches the one before it, so a release concerns one waiter and costs one event.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_before_a_thousand_waiters_wakes_one() {
+    const WAITERS: usize = 1000;
+    const RELEASES: u64 = 100;
+    let server = EtcdServers::start(1);
+    let (ours, theirs) = (client(&server).await, client(&server).await);
+    let held = ours.rwlock("herd").unwrap().write().await.unwrap();
+    let (tell, mut told) = tokio::sync::mpsc::channel(1);
+    for _ in 0..WAITERS {
+        // Writers, because those who want a mutex stand in line inside their process.
+        let (lock, tell) = (theirs.rwlock("herd").unwrap(), tell.clone());
+        tokio::spawn(async move {
+            let guard = lock.write().await.unwrap();
+            let _ = tell.send(guard).await;
+        });
+    }
+    until("all stand in line", || server.keys("p/herd/").len() == WAITERS + 1);
+    // Until the last of them watches.
+    until("all watch", || server.metric("etcd_debugging_mvcc_watcher_total") >= WAITERS as u64);
+    let (events, writes) = (server.metric("etcd_debugging_mvcc_events_total"), server.revision());
+    held.release().await.unwrap();
+    for _ in 1..RELEASES {
+        let guard = within(PATIENCE, "the next is served", told.recv()).await.unwrap();
+        guard.release().await.unwrap();
+    }
+    let last = within(PATIENCE, "the next is served", told.recv()).await.unwrap();
+    let events = server.metric("etcd_debugging_mvcc_events_total") - events;
+    let writes = server.revision() - writes;
+    assert!(events >= RELEASES, "they were woken by events: {events}");
+    assert!(events <= RELEASES + RELEASES / 10, "{events} events for {RELEASES} releases");
+    assert!(writes <= RELEASES + RELEASES / 10, "{writes} writes for {RELEASES} releases");
+    drop(last);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_client_costs_next_to_nothing() {
+    let server = EtcdServers::start(1);
+    let ours = client(&server).await;
+    assert!(is_free(&ours, "used").await);
+    let bytes = || server.metric("etcd_network_client_grpc_received_bytes_total");
+    // A lease that was used a moment ago may be kept a while for the next lock.
+    let (before, writes) = (bytes(), server.revision());
+    tokio::time::sleep(TTL * 2).await;
+    let (idle, written) = (bytes() - before, server.revision() - writes);
+    assert_eq!(written, 0);
+    // Twice a third of a ttl a beat of some ten bytes, and our own two questions.
+    assert!(idle < 500, "{idle} bytes in {:?}", TTL * 2);
+}

@@ -1,0 +1,344 @@
+//! What the etcd engine makes of faults: each has a clear outcome, seen on a real server.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::time::{Duration, Instant};
+
+use lockset::{Error, Guard, Lockset, LossReason, State};
+use lockset_testkit::proxy::Proxy;
+use lockset_testkit::stage::{Connection, EtcdServers, Link};
+use lockset_testkit::steps::{
+    self, assert_told, is_free, lock, lost, served, until, waiter, within,
+};
+
+const TTL: Duration = Duration::from_secs(3);
+/// Too short for any lease to run out.
+const SOON: Duration = Duration::from_millis(750);
+/// A third of the ttl, and the time that an answer takes on a busy machine.
+const BY_RENEWAL: Duration = Duration::from_millis(1500);
+/// A request that is not answered is tried again at the latest after this.
+const RECOVERED: Duration = Duration::from_secs(8);
+
+async fn client(url: &str) -> Lockset {
+    steps::client(url, TTL).await
+}
+
+/// A server, a client of its own and one behind a proxy.
+async fn with_proxy(prefix: &str) -> (EtcdServers, Vec<Proxy>, Lockset, Lockset) {
+    let server = EtcdServers::start(1);
+    let proxies = server.proxies();
+    let ours = client(&server.url_through(&proxies, prefix)).await;
+    let theirs = client(&server.url(prefix)).await;
+    // So that the connection stands, and its lease.
+    assert!(is_free(&ours, "warm").await);
+    (server, proxies, ours, theirs)
+}
+
+/// The lease on which this lock's only key lies, in hexadecimal digits.
+fn lease_of(server: &EtcdServers, prefix: &str) -> String {
+    let keys = server.keys(prefix);
+    let [key] = &keys[..] else { panic!("not one key: {keys:?}") };
+    key.rsplit('/').next().unwrap().split('-').next().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_revoked_by_an_operator_is_a_loss_and_not_the_end() {
+    let server = EtcdServers::start(1);
+    let (ours, theirs) = (client(&server.url("p")).await, client(&server.url("p")).await);
+    let (guard, other) = (lock(&ours, "revoked").await, lock(&ours, "too").await);
+    let waiting = waiter(&theirs, "revoked").await;
+    let lease = lease_of(&server, "p/too/");
+    server.ask(&["lease", "revoke", &lease]);
+    let next = served(SOON, waiting).await;
+    assert!(next.token() > guard.token());
+    for guard in [&guard, &other] {
+        assert_eq!(lost(BY_RENEWAL, guard).await, LossReason::SessionEnded);
+    }
+    let anew = lock(&ours, "anew").await;
+    let again = within(TTL, "a new lease", ours.mutex("too").unwrap().lock()).await.unwrap();
+    tokio::time::sleep(TTL + SOON).await;
+    assert_eq!(
+        (anew.state(), again.state(), next.state()),
+        (State::Held, State::Held, State::Held)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_lease_was_revoked_waits_again_or_is_told() {
+    let server = EtcdServers::start(1);
+    let (ours, theirs) = (client(&server.url("p")).await, client(&server.url("p")).await);
+    let guard = lock(&ours, "held").await;
+    let holder = server.keys("p/held/");
+    let waiting = waiter(&theirs, "held").await;
+    let both = server.keys("p/held/");
+    let theirs_key = both.iter().find(|key| !holder.contains(key)).unwrap();
+    let lease = theirs_key.rsplit('/').next().unwrap().split('-').next().unwrap();
+    server.ask(&["lease", "revoke", lease]);
+    until("it stands in line again, or gave up", || {
+        waiting.is_finished() || server.keys("p/held/").len() == 2
+    });
+    guard.release().await.unwrap();
+    // What must not happen: that it believes to hold what it does not, or waits for ever.
+    match within(RECOVERED, "an outcome", waiting).await.unwrap() {
+        Ok(guard) => {
+            guard.confirm().await.unwrap();
+            assert_eq!(server.keys("p/held/").len(), 1);
+        }
+        Err(error) => assert!(error.is_retryable(), "{error}"),
+    }
+}
+
+/// The keys of this claim, wherever they are.
+fn keys_of(server: &EtcdServers, guard: &Guard) -> Vec<String> {
+    let id = guard.claim_id().to_string();
+    server.keys("p/").into_iter().filter(|key| key.ends_with(&id)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_deleted_by_an_operator_is_a_loss_of_that_lock_only() {
+    let server = EtcdServers::start(1);
+    let (ours, theirs) = (client(&server.url("p")).await, client(&server.url("p")).await);
+    let (guard, spared) = (lock(&ours, "deleted").await, lock(&ours, "spared").await);
+    let waiting = waiter(&theirs, "deleted").await;
+    let keys = keys_of(&server, &guard);
+    server.ask(&["del", &keys[0]]);
+    let next = served(SOON, waiting).await;
+    let reason = lost(BY_RENEWAL, &guard).await;
+    assert!(matches!(reason, LossReason::Forgotten | LossReason::Broken), "{reason:?}");
+    next.confirm().await.unwrap();
+    assert!(tokio::time::timeout(TTL, spared.lost()).await.is_err());
+}
+
+/// The same key, but not the one that was granted: another create revision.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_put_back_by_an_operator_is_not_the_lock_that_was_held() {
+    let server = EtcdServers::start(1);
+    let ours = client(&server.url("p")).await;
+    let guard = lock(&ours, "forged").await;
+    let key = keys_of(&server, &guard).remove(0);
+    let value = server.ask(&["get", "--print-value-only", &key]);
+    server.ask(&["del", &key]);
+    server.ask(&["put", &key, &value]);
+    let reason = lost(BY_RENEWAL, &guard).await;
+    assert!(matches!(reason, LossReason::Forgotten | LossReason::Broken), "{reason:?}");
+    assert!(guard.release().await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn history_that_was_compacted_away_costs_no_waiter_its_turn() {
+    let (server, proxies, ours, theirs) = with_proxy("p").await;
+    let guard = lock(&theirs, "compacted").await;
+    let waiting = waiter(&ours, "compacted").await;
+    proxies.set(Connection::Ended);
+    for number in 0..20 {
+        server.ask(&["put", "noise", &number.to_string()]);
+    }
+    server.ask(&["compact", &server.revision().to_string()]);
+    proxies.set(Connection::Whole);
+    server.ask(&["put", "noise", "last"]);
+    server.ask(&["compact", &server.revision().to_string()]);
+    guard.release().await.unwrap();
+    served(RECOVERED, waiting).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_during_a_cut_is_seen_by_the_waiter_after_it() {
+    let (server, proxies, ours, theirs) = with_proxy("p").await;
+    for cut in [Connection::Ended, Connection::Silent] {
+        let guard = lock(&theirs, "missed").await;
+        let waiting = waiter(&ours, "missed").await;
+        proxies.set(cut);
+        guard.release().await.unwrap();
+        server.ask(&["compact", &server.revision().to_string()]);
+        proxies.set(Connection::Whole);
+        served(RECOVERED, waiting).await.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_silence_is_survived() {
+    let (_server, proxies, ours, _) = with_proxy("p").await;
+    let guard = lock(&ours, "silent").await;
+    proxies.set(Connection::Silent);
+    tokio::time::sleep(TTL / 2).await;
+    proxies.set(Connection::Whole);
+    assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
+    assert_eq!(guard.state(), State::Held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_server_has_lost_nothing() {
+    let server = EtcdServers::start(1);
+    let (ours, theirs) = (client(&server.url("p")).await, client(&server.url("p")).await);
+    let guard = lock(&ours, "restarted").await;
+    let waiting = waiter(&theirs, "restarted").await;
+    server.restart_leader();
+    assert!(tokio::time::timeout(TTL, guard.lost()).await.is_err(), "it was renewed");
+    guard.confirm().await.unwrap();
+    assert!(!waiting.is_finished());
+    guard.release().await.unwrap();
+    let next = served(RECOVERED, waiting).await;
+    next.release().await.unwrap();
+    assert_eq!(server.keys("p/restarted/"), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_space_locks_are_kept_and_given_back_but_not_taken() {
+    let server = EtcdServers::start_with(1, &["--quota-backend-bytes", "16000000"]);
+    let (ours, theirs) = (client(&server.url("p")).await, client(&server.url("p")).await);
+    let guard = lock(&ours, "kept").await;
+    let waiting = waiter(&theirs, "kept").await;
+    fill(&server);
+    let error = ours.mutex("new").unwrap().try_lock().await.unwrap_err();
+    assert_told(&error, &["database space exceeded"], false);
+    assert_told(&error, &["alarm disarm"], false);
+    assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
+    guard.release().await.unwrap();
+    let next = served(SOON, waiting).await;
+    assert_eq!(server.keys("p/kept/").len(), 1);
+    next.release().await.unwrap();
+    assert_eq!(server.keys("p/").len(), 0, "what was given back is gone");
+
+    server.ask(&["del", "fill"]);
+    server.ask(&["compact", &server.revision().to_string()]);
+    server.ask(&["defrag"]);
+    server.ask(&["alarm", "disarm"]);
+    let again = within(RECOVERED, "there is space", ours.mutex("new").unwrap().lock()).await;
+    again.unwrap().release().await.unwrap();
+}
+
+/// Writes until there is no space, and the server has rung its bell.
+fn fill(server: &EtcdServers) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("value");
+    std::fs::write(&file, "x".repeat(1_000_000)).unwrap();
+    until("the space is used up", || {
+        let mut etcdctl = server.etcdctl(&server.hosts());
+        let value = std::fs::File::open(&file).unwrap();
+        let output = etcdctl.args(["put", "fill"]).stdin(value).output().unwrap();
+        String::from_utf8_lossy(&output.stderr).contains("space exceeded")
+    });
+    until("the bell rings", || server.ask(&["alarm", "list"]).contains("NOSPACE"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acquisition_whose_answer_was_lost_leaves_no_orphan_and_takes_no_second() {
+    let (server, proxies, ours, theirs) = with_proxy("p").await;
+    let [proxy] = &proxies[..] else { panic!("one server") };
+    proxy.swallow_answers();
+    let mutex = ours.mutex("unanswered").unwrap();
+    let asking = tokio::spawn(async move { mutex.lock().await });
+    until("it was carried out", || server.keys("p/unanswered/").len() == 1);
+    let first = server.keys("p/unanswered/");
+    proxy.cut();
+    let guard = served(RECOVERED, asking).await;
+    assert_eq!(server.keys("p/unanswered/"), first, "the same claim holds");
+    assert_eq!(keys_of(&server, &guard), first);
+    assert!(!is_free(&theirs, "unanswered").await);
+    guard.release().await.unwrap();
+    assert!(is_free(&theirs, "unanswered").await);
+    assert_eq!(server.keys("p/unanswered/"), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_whose_answer_was_lost_and_given_up_leaves_no_orphan() {
+    let (server, proxies, ours, theirs) = with_proxy("p").await;
+    let [proxy] = &proxies[..] else { panic!("one server") };
+    proxy.swallow_answers();
+    let mutex = ours.mutex("given up").unwrap();
+    let asking = tokio::spawn(async move { mutex.lock().await });
+    until("it was carried out", || server.keys("p/given up/").len() == 1);
+    asking.abort();
+    proxy.cut();
+    // Its lease lives on with its client, so nothing but the client can take the key away.
+    let keep = lock(&ours, "keep").await;
+    until("it is withdrawn", || server.keys("p/given up/").is_empty());
+    assert!(is_free(&theirs, "given up").await);
+    keep.confirm().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_withdrawn_claim_stays_withdrawn_when_its_request_arrives_late() {
+    let (server, proxies, ours, theirs) = with_proxy("p").await;
+    let [proxy] = &proxies[..] else { panic!("one server") };
+    proxy.hold_requests();
+    let began = Instant::now();
+    let patience = Duration::from_millis(200);
+    let error = ours.mutex("late").unwrap().lock_within(patience).await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    assert!(matches!(error, Error::Unreachable { .. } | Error::Timeout { .. }), "{error}");
+    assert!(began.elapsed() < patience + RECOVERED, "it waited much longer than it was told to");
+    proxy.cut();
+    until("it is withdrawn", || server.keys("p//").iter().any(|key| key.starts_with("p//gone/")));
+    proxy.deliver_late();
+    assert_eq!(server.keys("p/late/"), Vec::<String>::new());
+    assert!(is_free(&theirs, "late").await);
+    until("the mark ends by itself", || server.keys("p//gone/").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_whose_answer_was_lost_has_handed_over_once() {
+    let (server, proxies, ours, theirs) = with_proxy("p").await;
+    let [proxy] = &proxies[..] else { panic!("one server") };
+    let guard = lock(&ours, "handed").await;
+    let waiting = waiter(&theirs, "handed").await;
+    proxy.swallow_answers();
+    let releasing = tokio::spawn(guard.release());
+    let next = served(SOON, waiting).await;
+    proxy.cut();
+    // Found out by its id, or told that it is not known: never hung.
+    let _ = within(RECOVERED, "it is told", releasing).await.unwrap();
+    next.confirm().await.unwrap();
+    assert_eq!(keys_of(&server, &next), server.keys("p/handed/"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_did_not_get_through_is_not_forgotten() {
+    let (server, proxies, ours, theirs) = with_proxy("p").await;
+    // It keeps the common lease alive, so the key would not end by itself.
+    let keep = lock(&ours, "keep").await;
+    let guard = lock(&ours, "forgotten").await;
+    let waiting = waiter(&theirs, "forgotten").await;
+    proxies.set(Connection::Ended);
+    let releasing = tokio::spawn(guard.release());
+    tokio::time::sleep(SOON).await;
+    assert_eq!(server.keys("p/forgotten/").len(), 2, "it cannot have got through");
+    proxies.set(Connection::Whole);
+    let _ = within(RECOVERED, "it is told", releasing).await.unwrap();
+    let next = served(RECOVERED, waiting).await;
+    assert_eq!(server.keys("p/forgotten/"), keys_of(&server, &next));
+    keep.confirm().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_guard_is_released_after_a_cut_and_so_is_a_dropped_waiter() {
+    let (server, proxies, ours, theirs) = with_proxy("p").await;
+    let keep = lock(&ours, "keep").await;
+    let guard = lock(&ours, "dropped").await;
+    let held = lock(&theirs, "waited").await;
+    let waiting = waiter(&ours, "waited").await;
+    proxies.set(Connection::Ended);
+    drop(guard);
+    waiting.abort();
+    tokio::time::sleep(SOON).await;
+    proxies.set(Connection::Whole);
+    until("both are gone", || {
+        server.keys("p/dropped/").is_empty() && server.keys("p/waited/").len() == 1
+    });
+    held.confirm().await.unwrap();
+    keep.confirm().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_not_there_is_told_in_good_time() {
+    let server = EtcdServers::start(1);
+    let ours = client(&server.url("p")).await;
+    server.kill(0);
+    let (mutex, url) = (ours.mutex("down").unwrap(), server.url("p"));
+    let error = within(RECOVERED, "an error", mutex.try_lock()).await.unwrap_err();
+    assert_told(&error, &["cannot be reached"], true);
+    let error = within(RECOVERED, "an error", Lockset::connect(&url)).await.unwrap_err();
+    assert_told(&error, &["cannot be reached"], true);
+    server.bring_back(0);
+    let again = within(RECOVERED, "it is back", mutex.lock()).await;
+    again.unwrap().release().await.unwrap();
+}

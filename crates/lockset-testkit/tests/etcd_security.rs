@@ -1,0 +1,281 @@
+//! What keeps strangers out of an etcd server, and secrets in: TLS, users, roles, names.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod secrets;
+
+use std::time::Duration;
+
+use lockset::engine::etcd::{Etcd, EtcdOptions};
+use lockset::{Break, Error, Lockset, State};
+use lockset_testkit::stage::EtcdServers;
+use lockset_testkit::steps::{assert_told, is_free, lock, served, told, waiter, within};
+use rcgen::date_time_ymd;
+use secrets::{Authority, MARK, assert_hidden, assert_hidden_in, traced};
+
+const TTL: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_secs(1);
+/// A refusal is an answer: nobody waits longer for it than for a connection.
+const ANSWERED: Duration = Duration::from_secs(10);
+
+/// A server with a certificate of this authority that asks clients for theirs, or not.
+fn server(authority: &Authority, signed: &(String, String), clients: bool) -> EtcdServers {
+    let (certificate, key) = signed;
+    let ca = authority.ca();
+    let own = ["--cert-file", certificate, "--key-file", key];
+    let asks = ["--client-cert-auth", "--trusted-ca-file", &ca];
+    let options = [&own[..], if clients { &asks } else { &[] }].concat();
+    // A server must not be asked by its right name to be asked at all.
+    let credentials =
+        ["--insecure-skip-tls-verify", "--cacert", &ca, "--cert", certificate, "--key", key];
+    EtcdServers::start_tls(&options, &credentials)
+}
+
+/// The error of a connection that is refused, in good time.
+async fn refused(url: &str) -> Error {
+    within(ANSWERED, "a refusal", Lockset::connect(url)).await.unwrap_err()
+}
+
+async fn client(url: &str) -> Lockset {
+    let connected = within(ANSWERED, "a connection", Lockset::builder(url).ttl(TTL).connect());
+    connected.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_an_unknown_authority_is_refused() {
+    let (ours, other) = (Authority::new(), Authority::new());
+    let server = server(&ours, &ours.sign("127.0.0.1", |_| {}), false);
+    let nobody = refused(&server.url("p")).await;
+    assert_told(&nobody, &["UnknownIssuer", "unknown issuer"], false);
+    let somebody_else = refused(&format!("{}?ca={}", server.url("p"), other.ca())).await;
+    assert_told(&somebody_else, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_the_named_authority_is_used_and_found_again() {
+    let authority = Authority::new();
+    let server = server(&authority, &authority.sign("127.0.0.1", |_| {}), false);
+    let url = format!("{}?ca={}", server.url("tls"), authority.ca());
+    let (ours, theirs) = (client(&url).await, client(&url).await);
+    let guard = lock(&ours, "sealed").await;
+    let waiting = waiter(&theirs, "sealed").await;
+    server.restart_leader();
+    within(ANSWERED, "it is found again", async {
+        while guard.confirm().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    guard.release().await.unwrap();
+    served(ANSWERED, waiting).await.release().await.unwrap();
+    ours.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_for_another_host_or_another_time_is_refused() {
+    let authority = Authority::new();
+    let other = authority.sign("other.example", |_| {});
+    let expired = authority.sign("127.0.0.1", |params| {
+        params.not_before = date_time_ymd(2001, 1, 1);
+        params.not_after = date_time_ymd(2002, 1, 1);
+    });
+    for (signed, words) in
+        [(other, ["NotValidForName", "not valid for name"]), (expired, ["Expired", "expired"])]
+    {
+        let server = server(&authority, &signed, false);
+        let error = refused(&format!("{}?ca={}", server.url("p"), authority.ca())).await;
+        assert_told(&error, &words, false);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let server = server(&authority, &authority.sign("127.0.0.1", |_| {}), true);
+    let with = |(cert, key): &(String, String)| {
+        format!("{}?ca={}&cert={cert}&key={key}", server.url("p"), authority.ca())
+    };
+    let (ours, strange) = (authority.sign("client", |_| {}), other.sign("client", |_| {}));
+    let nobody = refused(&format!("{}?ca={}", server.url("p"), authority.ca())).await;
+    assert!(!told(&nobody).is_empty());
+    let stranger = refused(&with(&strange)).await;
+    assert!(!told(&stranger).is_empty());
+    assert!(is_free(&client(&with(&ours)).await, "known").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_are_missing_or_something_else_are_named() {
+    let authority = Authority::new();
+    let (certificate, key) = authority.sign("127.0.0.1", |_| {});
+    let missing = authority.file("missing.pem").display().to_string();
+    let garbage = authority.file("garbage.pem").display().to_string();
+    std::fs::write(&garbage, "not a certificate").unwrap();
+    let ca = authority.ca();
+    for (options, file) in [
+        (format!("?ca={missing}"), &missing),
+        (format!("?ca={garbage}"), &garbage),
+        (format!("?ca={ca}&cert={missing}&key={key}"), &missing),
+        (format!("?ca={ca}&cert={certificate}&key={missing}"), &missing),
+        (format!("?ca={ca}&cert={certificate}&key={garbage}"), &garbage),
+    ] {
+        let error = refused(&format!("etcds://127.0.0.1:1/p{options}")).await;
+        assert_told(&error, &[file], false);
+    }
+    let half = refused(&format!("etcds://127.0.0.1:1/p?ca={ca}&cert={certificate}")).await;
+    assert_told(&half, &["key"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_and_plain_do_not_hang_on_each_other() {
+    let authority = Authority::new();
+    let sealed = server(&authority, &authority.sign("127.0.0.1", |_| {}), false);
+    let plain = EtcdServers::start(1);
+    refused(&format!("etcd://{}/p", sealed.hosts())).await;
+    refused(&format!("etcds://{}/p?ca={}", plain.hosts(), authority.ca())).await;
+    let unsealed = refused(&format!("{}?ca={}", plain.url("p"), authority.ca())).await;
+    assert!(matches!(unsealed, Error::Invalid { .. }), "it is not sealed: {}", told(&unsealed));
+}
+
+/// A server on which `worker` may use the locks below `p/`, and nobody anything else.
+fn with_users(options: &[&str], secret: &str) -> EtcdServers {
+    // Else every login costs a tenth of a second, and a busy machine is busy with nothing else.
+    let options = [options, &["--bcrypt-cost", "4"]].concat();
+    let server = EtcdServers::start_with(1, &options);
+    server.ask(&["user", "add", "root:root"]);
+    server.ask(&["user", "grant-role", "root", "root"]);
+    server.ask(&["user", "add", &format!("worker:{secret}")]);
+    server.ask(&["role", "add", "locks"]);
+    server.ask(&["role", "grant-permission", "--prefix=true", "locks", "readwrite", "p/"]);
+    server.ask(&["user", "grant-role", "worker", "locks"]);
+    server.ask(&["auth", "enable"]);
+    server.log_in(&["--user", "root:root"]);
+    server
+}
+
+fn url_of(server: &EtcdServers, login: &str, prefix: &str) -> String {
+    format!("etcd://{login}@{}/{prefix}", server.hosts())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_with_rights_below_the_prefix_can_do_everything_there() {
+    let server = with_users(&[], "pw");
+    let url = url_of(&server, "worker:pw", "p");
+    let (ours, theirs) = (client(&url).await, client(&url).await);
+    let guard = lock(&ours, "mutex").await;
+    let waiting = waiter(&theirs, "mutex").await;
+    guard.confirm().await.unwrap();
+    guard.set_note("a note").await.unwrap();
+    guard.release().await.unwrap();
+    let guard = served(SOON, waiting).await;
+    assert_eq!(ours.list("").await.unwrap().len(), 1);
+    assert_eq!(ours.force_release("mutex", Break::Now).await.unwrap().len(), 1);
+    within(TTL, "it is told", guard.lost()).await;
+
+    let writer = ours.rwlock("rw").unwrap().write().await.unwrap();
+    writer.downgrade().await.unwrap();
+    let reader = theirs.rwlock("rw").unwrap().try_read().await.unwrap().expect("readers share");
+    assert!(tokio::time::timeout(TTL * 2, reader.lost()).await.is_err(), "it was renewed");
+    assert_eq!((writer.state(), reader.state()), (State::Held, State::Held));
+    ours.force_release("rw", Break::WhenLeaseEnds).await.unwrap();
+    ours.semaphore("permits", 2).unwrap().acquire(2).await.unwrap().release().await.unwrap();
+    ours.latch("latch", 1).unwrap().count_down().await.unwrap();
+    theirs.latch("latch", 1).unwrap().wait().await.unwrap();
+    ours.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_known_or_has_no_rights_is_told_what_to_check() {
+    let server = with_users(&[], "pw");
+    let nobody = refused(&server.url("p")).await;
+    assert_told(&nobody, &["user:password@"], false);
+    for login in ["worker:wrong", "stranger:pw"] {
+        let error = refused(&url_of(&server, login, "p")).await;
+        assert_told(&error, &["check user and password"], false);
+    }
+    let error = match Lockset::connect(&url_of(&server, "worker:pw", "other")).await {
+        Err(error) => error,
+        Ok(others) => others.mutex("refused").unwrap().try_lock().await.unwrap_err(),
+    };
+    assert_told(&error, &["permission denied"], false);
+    assert_told(&error, &["below the prefix"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_or_forgotten_login_is_repeated() {
+    let server = with_users(&["--auth-token-ttl", "2"], "pw");
+    let ours = client(&url_of(&server, "worker:pw", "p")).await;
+    assert!(is_free(&ours, "before").await);
+    // Nothing is asked meanwhile, or it would last longer.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(is_free(&ours, "after").await);
+    let guard = lock(&ours, "kept").await;
+    let waiting = waiter(&client(&url_of(&server, "worker:pw", "p")).await, "kept").await;
+    // A server does not remember to whom it gave which token.
+    server.restart_leader();
+    assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
+    guard.confirm().await.unwrap();
+    guard.release().await.unwrap();
+    served(ANSWERED, waiting).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rights_that_are_taken_away_cost_the_lock_and_are_told() {
+    let server = with_users(&[], "pw");
+    let ours = client(&url_of(&server, "worker:pw", "p")).await;
+    let guard = lock(&ours, "revoked").await;
+    server.ask(&["user", "revoke-role", "worker", "locks"]);
+    within(TTL + SOON, "it cannot be trusted", guard.lost()).await;
+    let error = ours.mutex("other").unwrap().try_lock().await.unwrap_err();
+    assert_told(&error, &["permission denied"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_is_used_and_never_shown() {
+    let log = traced();
+    let server = with_users(&[], &format!("{MARK}@/?#%"));
+    let escaped = format!("{MARK}%40%2F%3F%23%25");
+    let url = url_of(&server, &format!("worker:{escaped}"), "p");
+    let ours = client(&url).await;
+    let guard = lock(&ours, "seen").await;
+    let options = EtcdOptions { url: url.clone(), ..EtcdOptions::default() };
+    let engine = Etcd::connect(options.clone()).await.unwrap();
+    let builder = Lockset::builder(&url);
+    assert_hidden(&format!("{ours:?} {guard:?} {builder:?} {options:?} {engine:?}"));
+    assert_hidden(&format!("{:?}", ours.inspect("seen").await.unwrap()));
+    for login in [format!("worker:{MARK}"), format!("nobody:{escaped}")] {
+        let error = refused(&url_of(&server, &login, "p")).await;
+        assert_told(&error, &["check user and password"], false);
+        assert_hidden_in(&error);
+    }
+    // Nor when it is changed under a client that lives.
+    let change = ["--interactive=false", "passwd", "worker"];
+    let mut etcdctl = server.etcdctl(&server.hosts());
+    etcdctl.arg("user").args(change).stdin(std::process::Stdio::piped());
+    let mut child = etcdctl.stdout(std::process::Stdio::null()).spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"another\n").unwrap();
+    assert!(child.wait().unwrap().success());
+    server.restart_leader();
+    let error = ours.mutex("other").unwrap().lock_within(SOON).await.unwrap_err();
+    assert_hidden_in(&error);
+    guard.lost().await;
+    assert_hidden(&format!("{guard:?}"));
+    let traced = log.text();
+    assert!(traced.contains("lockset"), "something was traced: {traced}");
+    assert_hidden(&traced);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_url_that_is_wrong_is_not_repeated() {
+    let log = traced();
+    let secrets = [format!("user:{MARK}@"), format!(":{MARK}@"), format!("{MARK}@")];
+    let wrong = ["", "host:port", "127.0.0.1:99999", "[::1", "127.0.0.1:1/x//y/", "h?wrong=option"];
+    for secret in &secrets {
+        for scheme in ["etcd://", "etcds://", "etdc://"] {
+            for rest in wrong {
+                let url = format!("{scheme}{secret}{rest}");
+                assert_hidden_in(&refused(&url).await);
+                assert_hidden(&format!("{:?}", Lockset::builder(&url)));
+            }
+        }
+    }
+    assert_hidden(&log.text());
+}

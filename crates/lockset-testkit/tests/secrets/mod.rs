@@ -1,0 +1,105 @@
+//! Authorities whose certificates tests use, and eyes for secrets that are shown.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use lockset::Error;
+use lockset_testkit::steps::told;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
+
+/// Part of every secret, so that it is found wherever it is shown.
+pub(crate) const MARK: &str = "xyzzy";
+
+/// An authority of our own, and what it signs, in a folder of their own.
+pub(crate) struct Authority {
+    folder: tempfile::TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // Unlike the names of what it signs, which would otherwise look self-signed.
+        params.distinguished_name.push(DnType::CommonName, "the authority");
+        let folder = tempfile::tempdir().unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        std::fs::write(folder.path().join("ca.pem"), certificate.pem()).unwrap();
+        Self { folder, issuer: Issuer::new(params, key) }
+    }
+
+    pub(crate) fn ca(&self) -> String {
+        self.file("ca.pem").display().to_string()
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a certificate and its key, and gives back where they are.
+    pub(crate) fn sign(
+        &self,
+        who: &str,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new([who.to_owned()]).unwrap();
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        change(&mut params);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let [pem, secret] = ["pem", "key"].map(|end| self.file(&format!("{who}.{end}")));
+        std::fs::write(&pem, certificate.pem()).unwrap();
+        std::fs::write(&secret, key.serialize_pem()).unwrap();
+        (pem.display().to_string(), secret.display().to_string())
+    }
+}
+
+/// All that any test of this program traces.
+pub(crate) fn traced() -> &'static Log {
+    static LOG: OnceLock<Log> = OnceLock::new();
+    LOG.get_or_init(|| {
+        let log = Log::default();
+        let writer = log.clone();
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .init();
+        log
+    })
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The secret is in no word of this.
+#[track_caller]
+pub(crate) fn assert_hidden(shown: &str) {
+    assert!(!shown.contains(MARK), "a secret is shown: {shown}");
+}
+
+#[track_caller]
+pub(crate) fn assert_hidden_in(error: &Error) {
+    assert_hidden(&format!("{} {error:?} {error:#?}", told(error)));
+}

@@ -1,0 +1,212 @@
+//! Transactions that travel together.
+//!
+//! One that finds nothing under way goes alone, at once. Those that come while it is under way
+//! wait for each other and leave as one transaction when it is back: a crowd costs the servers one
+//! round of agreement. Never two of one name: what they create would have the same revision, and
+//! nobody could tell who was first.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::link::{Failed, Link, PATIENCE, What};
+use super::rpc::{TxnRequest, TxnResponse};
+use super::txn::{always, nested, parts};
+use crate::mutual::unpoisoned;
+use crate::name::Name;
+
+/// At most so many travel together; a server takes 128 operations, those of the parts included.
+const MOST: usize = 96;
+
+type Acted = Result<TxnResponse, Failed>;
+
+/// Those who wait for the one under way.
+#[derive(Debug)]
+pub(super) struct Crowd {
+    link: Arc<Link>,
+    runtime: Handle,
+    line: Mutex<Line>,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    under_way: bool,
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    name: Name,
+    txn: TxnRequest,
+    tell: oneshot::Sender<Acted>,
+}
+
+impl Line {
+    /// Those who can leave together now; the others keep their order.
+    fn leave(&mut self) -> Vec<Waiting> {
+        let mut names = HashSet::new();
+        let (mut leaving, mut staying) = (Vec::new(), Vec::new());
+        for waiting in self.waiting.drain(..) {
+            // Those who gave up may have left a mark by now, so nothing is sent for them.
+            if waiting.tell.is_closed() {
+                continue;
+            }
+            match leaving.len() < MOST && names.insert(waiting.name.clone()) {
+                true => leaving.push(waiting),
+                false => staying.push(waiting),
+            }
+        }
+        self.waiting = staying;
+        leaving
+    }
+}
+
+impl Crowd {
+    pub(super) fn new(link: Arc<Link>, runtime: Handle) -> Arc<Self> {
+        Arc::new(Self { link, runtime, line: Mutex::default() })
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line> {
+        unpoisoned(&self.line)
+    }
+
+    /// Sends a transaction about a name once, alone or with others.
+    pub(super) async fn act(self: &Arc<Self>, name: &Name, txn: TxnRequest) -> Acted {
+        let answer = {
+            let mut line = self.line();
+            if !line.under_way {
+                line.under_way = true;
+                None
+            } else {
+                let (tell, answer) = oneshot::channel();
+                line.waiting.push(Waiting { name: name.clone(), txn: txn.clone(), tell });
+                Some(answer)
+            }
+        };
+        let Some(answer) = answer else {
+            let _turn = Turn { crowd: self };
+            return self.link.txn_once(txn, PATIENCE).await;
+        };
+        match answer.await {
+            // Perhaps because of another one: alone it is told its own reason.
+            Ok(Err(failed)) if !failed.unknown && failed.what != What::Silent => {
+                self.link.txn_once(txn, PATIENCE).await
+            }
+            Ok(acted) => acted,
+            Err(_) => {
+                let error = super::link::failed("this client was closed".to_owned(), false);
+                Err(Failed::unknown(error))
+            }
+        }
+    }
+}
+
+/// One who goes alone. Those who came meanwhile leave when it is back, or was given up.
+struct Turn<'a> {
+    crowd: &'a Arc<Crowd>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut line = self.crowd.line();
+        if line.waiting.is_empty() {
+            line.under_way = false;
+            return;
+        }
+        drop(line);
+        let leading = Leading { crowd: self.crowd.clone(), is_done: false };
+        self.crowd.runtime.spawn(lead(leading));
+    }
+}
+
+/// The one who leads the crowd. If it ends early, because its runtime does, nobody waits in vain.
+struct Leading {
+    crowd: Arc<Crowd>,
+    is_done: bool,
+}
+
+impl Drop for Leading {
+    fn drop(&mut self) {
+        if !self.is_done {
+            let mut line = self.crowd.line();
+            line.under_way = false;
+            line.waiting.clear();
+        }
+    }
+}
+
+/// Sends all who wait, together, until nobody does.
+async fn lead(mut leading: Leading) {
+    let crowd = leading.crowd.clone();
+    loop {
+        let group = {
+            let mut line = crowd.line();
+            if line.waiting.is_empty() {
+                line.under_way = false;
+                leading.is_done = true;
+                return;
+            }
+            line.leave()
+        };
+        let (txns, tell): (Vec<_>, Vec<_>) =
+            group.into_iter().map(|one| (one.txn, one.tell)).unzip();
+        if !txns.is_empty() {
+            answer_all(tell, send(&crowd.link, txns).await);
+        }
+        // Those who were just answered may have the next one ready at once.
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn send(link: &Link, mut txns: Vec<TxnRequest>) -> Result<Vec<TxnResponse>, Failed> {
+    if txns.len() == 1
+        && let Some(txn) = txns.pop()
+    {
+        return link.txn_once(txn, PATIENCE).await.map(|answer| vec![answer]);
+    }
+    let together = always(txns.into_iter().map(nested).collect());
+    link.txn_once(together, PATIENCE).await.map(parts)
+}
+
+fn answer_all(tell: Vec<oneshot::Sender<Acted>>, answers: Result<Vec<TxnResponse>, Failed>) {
+    match answers {
+        Ok(answers) => tell.into_iter().zip(answers).for_each(|(tell, answer)| {
+            let _ = tell.send(Ok(answer));
+        }),
+        Err(failed) => tell.into_iter().for_each(|tell| {
+            let _ = tell.send(Err(failed.again()));
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(name: &str) -> (Waiting, oneshot::Receiver<Acted>) {
+        let (tell, answer) = oneshot::channel();
+        let name = name.parse().unwrap();
+        (Waiting { name, txn: TxnRequest::default(), tell }, answer)
+    }
+
+    #[test]
+    fn two_of_one_name_never_travel_together() {
+        let mut line = Line::default();
+        let mut answers = Vec::new();
+        for name in ["a", "b", "a", "c", "a"] {
+            let (waiting, answer) = waiting(name);
+            line.waiting.push(waiting);
+            answers.push(answer);
+        }
+        let names = |group: Vec<Waiting>| -> Vec<String> {
+            group.into_iter().map(|one| one.name.to_string()).collect()
+        };
+        answers.remove(1);
+        assert_eq!(names(line.leave()), ["a", "c"], "and not who gave up");
+        assert_eq!(names(line.leave()), ["a"]);
+        assert_eq!(names(line.leave()), ["a"]);
+        assert!(line.leave().is_empty());
+    }
+}

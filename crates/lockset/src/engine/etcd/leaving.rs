@@ -1,0 +1,208 @@
+//! How a claim leaves: released, with the next one in its place, or withdrawn.
+
+use super::Core;
+use super::claims::{PAUSES, token_of};
+use super::keys::{self, Word};
+use super::link::{Failed, PATIENCE, PERSISTENCE, What};
+use super::places::Place;
+use super::rpc::{TxnRequest, TxnResponse};
+use super::txn::{always, created, delete, kvs, nested, newest, parts, put, range, revision};
+use crate::clock::Moment;
+use crate::engine::{Claim, ClaimId, Grant, Mode, drift};
+use crate::error::{Error, Result};
+
+impl Core {
+    pub(super) async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        next: Option<&Claim>,
+    ) -> Result<Option<Grant>> {
+        let not_held = || Error::NotHeld { name: claim.name.clone() };
+        let key = self.key_of(claim, grant).ok_or_else(not_held)?;
+        let place = self.places().find(claim.id).cloned();
+        let at = i64::try_from(grant.token.get()).unwrap_or(i64::MAX);
+        let mut give = TxnRequest {
+            compare: vec![created(&key, at)],
+            success: vec![delete(&key)],
+            failure: Vec::new(),
+        };
+        if place.as_ref().is_some_and(|place| place.is_dirty) {
+            let lease = self.leases.for_a_mark().await.map_err(Failed::into_error)?;
+            give.success.push(put(&self.layout.mark(claim.id), Vec::new(), lease));
+            give.failure.push(put(&self.layout.mark(claim.id), Vec::new(), lease));
+        }
+        let next = next.and_then(|next| self.take_along(next));
+        let txn = match &next {
+            Some(next) => next.after(self, give),
+            None => give,
+        };
+        let (answer, repeated) = match self.give(claim, txn).await {
+            Ok(answer) => answer,
+            Err(failed) => {
+                // It may be done, or still be; until then it stays in the way of others.
+                self.places().withdraw(claim.id, self.clock.now());
+                next.iter().for_each(|next| self.retire_lease_of(next.claim.id));
+                self.pulse_soon();
+                return Err(failed.into_error());
+            }
+        };
+        let (released, taken) = match &next {
+            None => (answer.succeeded, None),
+            Some(next) => next.outcome(self, &answer, repeated),
+        };
+        if !released && !repeated {
+            // Whatever bears the id has to go.
+            if self.places().withdraw(claim.id, self.clock.now()).is_some() {
+                self.pulse_soon();
+            }
+        } else if let Some(place) = self.forget(claim.id) {
+            self.give_back_own(&place);
+        } else if let Some(lease) = keys::lease_of(&key).filter(|_| released && claim.detachable) {
+            self.revoke_in_background(lease);
+        }
+        match released || repeated {
+            true => Ok(taken),
+            false => Err(not_held()),
+        }
+    }
+
+    /// Sends a release until it is answered; whether an attempt before may have done it.
+    async fn give(
+        &self,
+        claim: &Claim,
+        txn: TxnRequest,
+    ) -> std::result::Result<(TxnResponse, bool), Failed> {
+        let give_up = self.clock.now() + PERSISTENCE;
+        let (mut pause, mut repeated) = (PAUSES.0, false);
+        loop {
+            let failed = match self.crowd.act(&claim.name, txn.clone()).await {
+                Ok(answer) => return Ok((answer, repeated)),
+                Err(failed) => failed,
+            };
+            repeated |= failed.unknown;
+            if failed.what == What::LeaseGone {
+                // Of the mark, or of the next: whoever withdraws makes another.
+                self.leases.forget_marks().await;
+            }
+            if failed.what != What::Silent || self.clock.now() + pause >= give_up {
+                return Err(failed);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// The next claim of this client, if it can go with the release of another: an exclusive one
+    /// for which a lease is there.
+    fn take_along<'c>(&self, next: &'c Claim) -> Option<Next<'c>> {
+        let plain = next.mode == Mode::Exclusive && !next.fixed && !next.detachable;
+        if !plain || next.floor.is_some() {
+            return None;
+        }
+        let lease = self.leases.ready(next.ttl)?;
+        let believed = lease.valid_until();
+        let key = self.layout.claim(&next.name, lease.id, next.id);
+        let mut places = self.places();
+        places.enter(next, key, &lease, self.clock.now());
+        let place = places.find(next.id).cloned()?;
+        let was_dirty = places.doubt(next.id);
+        drop(places);
+        self.pulse_by(self.clock.now() + lease.ttl);
+        Some(Next { claim: next, place, believed, was_dirty: was_dirty? })
+    }
+
+    /// Withdraws the claim; nothing is left behind when it is done.
+    pub(super) async fn withdraw(&self, claim: &Claim) -> Result<()> {
+        let now = self.clock.now();
+        let place = self.places().withdraw(claim.id, now);
+        match place {
+            Some(place) => self.clear(claim.id, &place).await.map_err(Failed::into_error),
+            None => self.clear_unknown(claim).await.map_err(Failed::into_error),
+        }
+    }
+
+    /// Deletes the key of a claim that leaves, with a mark where it may still be created.
+    pub(super) async fn clear(
+        &self,
+        id: ClaimId,
+        place: &Place,
+    ) -> std::result::Result<(), Failed> {
+        let mut ops = vec![delete(&place.key)];
+        if place.is_dirty {
+            ops.push(put(&self.layout.mark(id), Vec::new(), self.leases.for_a_mark().await?));
+        }
+        let cleared = self.link.txn(always(ops), PATIENCE).await;
+        if cleared.as_ref().is_err_and(|failed| failed.what == What::LeaseGone) {
+            self.leases.forget_marks().await;
+        }
+        cleared?;
+        self.places().left(id);
+        self.give_back_own(place);
+        Ok(())
+    }
+
+    /// A claim that another process took: whatever bears its id.
+    async fn clear_unknown(&self, claim: &Claim) -> std::result::Result<(), Failed> {
+        let all = always(vec![range(&self.layout.claims(&claim.name))]);
+        let seen = self.link.txn(all, PATIENCE).await?;
+        let ours = kvs(&seen, 0).iter().filter(|kv| keys::id_of(&kv.key) == Some(claim.id));
+        let ops: Vec<_> = ours.map(|kv| delete(&kv.key)).collect();
+        if !ops.is_empty() {
+            self.link.txn(always(ops), PATIENCE).await?;
+        }
+        Ok(())
+    }
+
+    /// A lease that served one claim only is not needed any more.
+    fn give_back_own(&self, place: &Place) {
+        if !place.lease.is_shared {
+            self.revoke_in_background(place.lease.id);
+        }
+    }
+}
+
+/// The next claim of a client, taken along by a release.
+struct Next<'c> {
+    claim: &'c Claim,
+    place: Place,
+    believed: Moment,
+    was_dirty: bool,
+}
+
+impl Next<'_> {
+    /// Both in one transaction. If the next cannot enter, the release stands all the same.
+    fn after(&self, core: &Core, mut give: TxnRequest) -> TxnRequest {
+        let (keys, mark) = (core.layout.claims(&self.claim.name), core.layout.mark(self.claim.id));
+        let alone = give.clone();
+        give.compare.extend([created(&self.place.key, 0), created(&mark, 0)]);
+        let word = Word::of(self.claim).write();
+        give.success = vec![newest(&keys, 2, 0)];
+        give.success.splice(0..0, alone.success.iter().cloned());
+        give.success.insert(alone.success.len(), put(&self.place.key, word, self.place.lease.id));
+        give.failure = vec![nested(alone)];
+        give
+    }
+
+    /// Whether the release was done, and what the next got.
+    fn outcome(&self, core: &Core, answer: &TxnResponse, repeated: bool) -> (bool, Option<Grant>) {
+        let id = self.claim.id;
+        core.places().settle(id, self.was_dirty || repeated);
+        if repeated {
+            core.retire_lease_of(id);
+        }
+        if !answer.succeeded {
+            let given = parts(answer.clone()).first().is_some_and(|alone| alone.succeeded);
+            return (given, None);
+        }
+        let last = answer.responses.len().saturating_sub(1);
+        let others = kvs(answer, last).iter().any(|kv| kv.key != self.place.key);
+        let token = token_of(revision(answer)).ok().filter(|_| !others);
+        let grant = token.filter(|_| self.believed > core.clock.now()).map(|token| {
+            let lapses = self.believed + drift(self.place.lease.ttl);
+            core.places().holds(id, token, lapses);
+            Grant { token, valid_until: self.believed, key: self.place.key.clone() }
+        });
+        (true, grant)
+    }
+}

@@ -1,0 +1,215 @@
+//! What this client knows of its claims: where they stand, and which still have to go.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::leases::Lease;
+use crate::clock::Moment;
+use crate::engine::withdrawn::Withdrawn;
+use crate::engine::{Claim, ClaimId};
+use crate::hash::FastMap;
+use crate::name::Name;
+use crate::token::Token;
+
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Whoever withdraws a claim tries it at once; the first try of the pulse comes after that.
+const FIRST_TRY: Duration = Duration::from_millis(2500);
+
+/// All claims of a client that may have a key.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    places: FastMap<ClaimId, Place>,
+    leaving: FastMap<ClaimId, Leaving>,
+    withdrawn: Withdrawn,
+}
+
+/// Where a claim stands.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) name: Name,
+    pub(super) key: Vec<u8>,
+    pub(super) lease: Arc<Lease>,
+    /// By which it holds, if it does.
+    pub(super) token: Option<Token>,
+    /// A request that creates its key was not answered: it ends with a mark.
+    pub(super) is_dirty: bool,
+    /// How many are waiting for its grant.
+    asking: u32,
+    /// If nobody asks or renews until then, it is over, although its lease may live on.
+    lapses: Moment,
+    /// It may be renewed by another process: then only its lease ends it.
+    may_travel: bool,
+}
+
+/// A claim whose key has to go. It is tried until it is done: its lease may live for ever.
+#[derive(Clone, Debug)]
+pub(super) struct Leaving {
+    pub(super) place: Place,
+    pause: Duration,
+    pub(super) try_at: Moment,
+}
+
+/// What must be done now about claims that nobody asks for any more.
+#[derive(Debug, Default)]
+pub(super) struct Due {
+    /// These have to go.
+    pub(super) leaving: Vec<(ClaimId, Place)>,
+    /// When to look again.
+    pub(super) next: Option<Moment>,
+}
+
+impl Places {
+    /// Where this claim stands, if it has been asked for before.
+    pub(super) fn find(&self, id: ClaimId) -> Option<&Place> {
+        self.places.get(&id)
+    }
+
+    /// A place for a claim. If it has one already, that one stays.
+    pub(super) fn enter(&mut self, claim: &Claim, key: Vec<u8>, lease: &Arc<Lease>, now: Moment) {
+        self.places.entry(claim.id).or_insert_with(|| Place {
+            name: claim.name.clone(),
+            key,
+            lease: lease.clone(),
+            token: None,
+            is_dirty: false,
+            asking: 0,
+            lapses: now + lease.ttl,
+            may_travel: claim.detachable,
+        });
+    }
+
+    /// Somebody waits for this claim's grant from now on.
+    pub(super) fn asks(&mut self, id: ClaimId) {
+        if let Some(place) = self.places.get_mut(&id) {
+            place.asking += 1;
+        }
+    }
+
+    /// Nobody does any more; it is over soon, unless somebody asks again.
+    pub(super) fn asked(&mut self, id: ClaimId, now: Moment) {
+        if let Some(place) = self.places.get_mut(&id) {
+            place.asking = place.asking.saturating_sub(1);
+            if place.asking == 0 && place.token.is_none() {
+                place.lapses = now + place.lease.ttl;
+            }
+        }
+    }
+
+    /// A request that creates this claim's key is about to be sent: from here on it is in doubt.
+    /// Whether it was before; `None` if it must not be sent.
+    pub(super) fn doubt(&mut self, id: ClaimId) -> Option<bool> {
+        if self.withdrawn.contains(id) {
+            return None;
+        }
+        let place = self.places.get_mut(&id)?;
+        Some(std::mem::replace(&mut place.is_dirty, true))
+    }
+
+    /// That request was answered.
+    pub(super) fn settle(&mut self, id: ClaimId, is_dirty: bool) {
+        if let Some(place) = self.places.get_mut(&id) {
+            place.is_dirty = is_dirty;
+        }
+    }
+
+    /// It holds, until then if it is not renewed.
+    pub(super) fn holds(&mut self, id: ClaimId, token: Token, lapses: Moment) {
+        if let Some(place) = self.places.get_mut(&id) {
+            place.token = Some(token);
+            place.lapses = lapses;
+        }
+    }
+
+    /// It has no key any more.
+    pub(super) fn forget(&mut self, id: ClaimId) -> Option<Place> {
+        self.places.remove(&id)
+    }
+
+    /// It is withdrawn: nothing is asked for it any more, and its key has to go.
+    pub(super) fn withdraw(&mut self, id: ClaimId, now: Moment) -> Option<Place> {
+        self.withdrawn.insert(id, now);
+        match self.places.remove(&id) {
+            Some(place) => {
+                self.leave(id, place.clone(), now);
+                Some(place)
+            }
+            None => self.leaving.get(&id).map(|leaving| leaving.place.clone()),
+        }
+    }
+
+    fn leave(&mut self, id: ClaimId, place: Place, now: Moment) {
+        let (pause, try_at) = (PAUSES.0, now + FIRST_TRY);
+        self.leaving.insert(id, Leaving { place, pause, try_at });
+    }
+
+    pub(super) fn is_leaving(&self, id: ClaimId) -> bool {
+        self.leaving.contains_key(&id)
+    }
+
+    /// Its key is gone.
+    pub(super) fn left(&mut self, id: ClaimId) {
+        self.leaving.remove(&id);
+    }
+
+    /// The claims that have to go and are to be tried now: those that lapsed, and those that were
+    /// tried in vain.
+    pub(super) fn due(&mut self, now: Moment) -> Due {
+        let lapsed: Vec<ClaimId> = self
+            .places
+            .iter()
+            .filter(|(_, place)| place.asking == 0 && place.lapses <= now)
+            .map(|(id, _)| *id)
+            .collect();
+        let mut due = Due::default();
+        for id in lapsed {
+            if let Some(place) = self.places.remove(&id).filter(|place| !place.may_travel) {
+                self.leave(id, place.clone(), now);
+                due.leaving.push((id, place));
+            }
+        }
+        for (id, leaving) in &mut self.leaving {
+            if leaving.try_at <= now {
+                leaving.pause = (leaving.pause * 2).min(PAUSES.1);
+                leaving.try_at = now + leaving.pause;
+                due.leaving.push((*id, leaving.place.clone()));
+            }
+        }
+        let lapses = self.places.values().filter(|place| place.asking == 0);
+        let lapses = lapses.map(|place| place.lapses);
+        due.next = lapses.chain(self.leaving.values().map(|leaving| leaving.try_at)).min();
+        due
+    }
+
+    /// The leases that waiting claims have for themselves.
+    pub(super) fn waiting_leases(&self) -> Vec<Arc<Lease>> {
+        let waiting =
+            self.places.values().filter(|place| place.asking > 0 && place.token.is_none());
+        waiting.map(|place| place.lease.clone()).filter(|lease| !lease.is_shared).collect()
+    }
+
+    /// Whether some claim has a key on this lease.
+    pub(super) fn uses(&self, lease: &Arc<Lease>) -> bool {
+        let leaving = self.leaving.values().map(|leaving| &leaving.place);
+        self.places.values().chain(leaving).any(|place| Arc::ptr_eq(&place.lease, lease))
+    }
+
+    /// The claims that hold by this lease.
+    pub(super) fn holders(&self, lease: &Arc<Lease>) -> Vec<ClaimId> {
+        let held = self.places.iter().filter(|(_, place)| place.token.is_some());
+        held.filter(|(_, place)| Arc::ptr_eq(&place.lease, lease)).map(|(id, _)| *id).collect()
+    }
+
+    /// A lease is gone, and the keys of its claims with it. Answers who held by it.
+    pub(super) fn lose(&mut self, lease: &Arc<Lease>) -> Vec<ClaimId> {
+        let holders = self.holders(lease);
+        self.places.retain(|_, place| !Arc::ptr_eq(&place.lease, lease));
+        holders
+    }
+
+    /// How long this claim lasts if nobody renews it.
+    pub(super) fn left_of(&self, id: ClaimId, now: Moment) -> Option<Duration> {
+        let place = self.places.get(&id)?;
+        let until = place.lapses.min(place.lease.valid_until());
+        Some(until.since(now))
+    }
+}

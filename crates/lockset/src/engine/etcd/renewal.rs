@@ -1,0 +1,163 @@
+//! Renewals: leases kept alive, and a look whether the claims on them still hold.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::Core;
+use super::claims::{TRIES, token_of};
+use super::keys::{self, Word};
+use super::leases::Lease;
+use super::link::{Failed, PATIENCE, What};
+use super::rpc::{KeyValue, TxnRequest, TxnResponse};
+use super::txn::{always, kvs, read, term};
+use crate::clock::Moment;
+use crate::engine::{Claim, Grant, drift};
+use crate::error::{Error, LossReason, Result};
+
+/// At most so many keys are read by one transaction.
+const READS: usize = 100;
+
+/// The claims of a batch that hold by the same lease.
+struct Group<'b> {
+    lease: Arc<Lease>,
+    entries: Vec<Entry<'b>>,
+}
+
+/// One claim of a batch.
+struct Entry<'b> {
+    /// In the batch.
+    place: usize,
+    claim: &'b Claim,
+    grant: &'b Grant,
+    key: Vec<u8>,
+}
+
+impl Core {
+    /// Keeps a lease alive and then reads: answers by a majority in the same term, which confirm
+    /// that the keep-alive was answered by the leader. Until when the lease stands.
+    pub(super) async fn beat(
+        &self,
+        lease: &Arc<Lease>,
+        mut reads: Vec<TxnRequest>,
+        patience: Duration,
+    ) -> std::result::Result<(Moment, Vec<TxnResponse>), Failed> {
+        if reads.is_empty() {
+            reads.push(always(vec![read(&self.layout.nothing())]));
+        }
+        for _ in 0..TRIES {
+            let sent = self.clock.now();
+            lease.beating(sent);
+            let kept = self.link.keep_alive(lease.id, patience).await?;
+            let ttl = Duration::from_secs(u64::try_from(kept.ttl).unwrap_or(0));
+            if ttl.is_zero() {
+                self.lose_lease(lease);
+                return Err(Failed::lease_gone());
+            }
+            let answers =
+                join_all(reads.iter().map(|one| self.link.txn_once(one.clone(), patience))).await;
+            let answers = answers.into_iter().collect::<std::result::Result<Vec<_>, _>>()?;
+            let by = kept.header.map_or(0, |header| header.raft_term);
+            if answers.iter().all(|answer| term(answer) == by) {
+                return Ok((lease.confirmed(sent, ttl), answers));
+            }
+        }
+        Err(Failed::silent("the leader changes again and again".to_owned()))
+    }
+
+    pub(super) async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        let known = join_all(batch.iter().map(|(claim, grant)| self.known(claim, grant))).await;
+        let mut groups = BTreeMap::<i64, Group<'_>>::new();
+        let mut answers = Vec::new();
+        for (place, (known, (claim, grant))) in known.into_iter().zip(batch).enumerate() {
+            match known {
+                Ok((lease, key)) => {
+                    let group = groups
+                        .entry(lease.id)
+                        .or_insert_with(|| Group { lease, entries: Vec::new() });
+                    group.entries.push(Entry { place, claim, grant, key });
+                }
+                Err(error) => answers.push((place, Err(error))),
+            }
+        }
+        let renewed = join_all(groups.values().map(|group| self.renew_group(group))).await;
+        answers.extend(renewed.into_iter().flatten());
+        answers.sort_unstable_by_key(|(place, _)| *place);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    /// Lease and key of a held claim. One that comes from another process is looked up first.
+    async fn known(&self, claim: &Claim, grant: &Grant) -> Result<(Arc<Lease>, Vec<u8>)> {
+        if let Some(place) = self.places().find(claim.id) {
+            return Ok((place.lease.clone(), place.key.clone()));
+        }
+        let lost = || Error::lost(&claim.name, LossReason::Forgotten);
+        if self.places().is_leaving(claim.id) {
+            return Err(Error::lost(&claim.name, LossReason::Expired));
+        }
+        // Others share their lease, and what is done to it is done to all.
+        let lease = keys::lease_of(&grant.key).filter(|_| claim.detachable || claim.fixed);
+        let lease = lease.ok_or_else(lost)?;
+        let key = self.layout.claim(&claim.name, lease, claim.id);
+        let patience = patience_for(claim.ttl);
+        let answer = self.link.txn_once(always(vec![read(&key)]), patience).await;
+        let answer = answer.map_err(Failed::into_error)?;
+        still_held(claim, grant, kvs(&answer, 0))?;
+        // Not believed before it is confirmed.
+        let lease = Lease::new(lease, claim.ttl, false, Moment::from_nanos(0));
+        let mut places = self.places();
+        places.enter(claim, key.clone(), &lease, self.clock.now());
+        places.holds(claim.id, grant.token, self.clock.now() + claim.ttl);
+        Ok((lease, key))
+    }
+
+    async fn renew_group(&self, group: &Group<'_>) -> Vec<(usize, Result<Grant>)> {
+        let ttl = group.entries.iter().map(|entry| entry.claim.ttl).min().unwrap_or_default();
+        let read_part =
+            |part: &[Entry<'_>]| always(part.iter().map(|entry| read(&entry.key)).collect());
+        let reads = group.entries.chunks(READS).map(read_part).collect();
+        let beaten = self.beat(&group.lease, reads, patience_for(ttl)).await;
+        let each = group.entries.iter().enumerate().map(|(at, entry)| {
+            let answer = match &beaten {
+                Ok((until, answers)) => {
+                    let kvs = answers.get(at / READS).map_or(&[][..], |one| kvs(one, at % READS));
+                    self.renewed(entry, kvs, *until)
+                }
+                Err(failed) if failed.what == What::LeaseGone => {
+                    Err(Error::lost(&entry.claim.name, LossReason::SessionEnded))
+                }
+                Err(failed) => Err(failed.again().into_error()),
+            };
+            (entry.place, answer)
+        });
+        each.collect()
+    }
+
+    fn renewed(&self, entry: &Entry<'_>, kvs: &[KeyValue], until: Moment) -> Result<Grant> {
+        let Entry { claim, grant, key, .. } = entry;
+        still_held(claim, grant, kvs)?;
+        self.places().holds(claim.id, grant.token, until + drift(claim.ttl));
+        let valid_until = until.max(grant.valid_until);
+        Ok(Grant { token: grant.token, valid_until, key: key.clone() })
+    }
+}
+
+/// Whether this is still the key by which the claim holds.
+fn still_held(claim: &Claim, grant: &Grant, kvs: &[KeyValue]) -> Result<()> {
+    match kvs.first() {
+        Some(kv) if token_of(kv.create_revision)? == grant.token => {
+            match Word::read(&kv.value).revoked {
+                true => Err(Error::lost(&claim.name, LossReason::Revoked)),
+                false => Ok(()),
+            }
+        }
+        _ => Err(Error::lost(&claim.name, LossReason::Forgotten)),
+    }
+}
+
+/// The keeper does not wait much longer.
+fn patience_for(ttl: Duration) -> Duration {
+    PATIENCE.min(ttl / 8)
+}

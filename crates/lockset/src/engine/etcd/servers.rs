@@ -1,0 +1,254 @@
+//! Where the servers are: what the URL says, checked once.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use super::EtcdOptions;
+use super::keys::Layout;
+use super::link::CONNECT;
+use crate::error::{Error, Result};
+
+const USUAL_PORT: u16 = 2379;
+const USUAL_PREFIX: &str = "lockset";
+const MOST_SERVERS: usize = 32;
+const LONGEST_PREFIX: usize = 200;
+/// A server refuses a client that asks more often than every five seconds whether it still lives.
+const ASK_IF_ALIVE: Duration = Duration::from_secs(6);
+const ALIVE_WITHIN: Duration = Duration::from_secs(3);
+
+/// What the URL says: which servers, as whom, and where below them the locks are.
+pub(super) struct Servers {
+    endpoints: Vec<Endpoint>,
+    hosts: Vec<String>,
+    pub(super) login: Option<Login>,
+    pub(super) layout: Layout,
+}
+
+/// A user and the password.
+#[derive(Clone)]
+pub(super) struct Login {
+    pub(super) user: String,
+    pub(super) password: String,
+}
+
+impl Servers {
+    pub(super) fn parse(options: &EtcdOptions) -> Result<Self> {
+        let bad = |why: &str| Error::invalid("URL", "(not shown)", why);
+        let form = "etcd://[user:password@]host[:port],…[/prefix]; etcds for TLS";
+        let (scheme, rest) = options.url.split_once("://").ok_or_else(|| bad(form))?;
+        let is_tls = match scheme {
+            "etcd" => false,
+            "etcds" => true,
+            _ => return Err(bad(form)),
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, hosts) = match authority.rsplit_once('@') {
+            None => (None, authority),
+            Some((login, hosts)) => (Some(read_login(login).ok_or_else(|| bad(form))?), hosts),
+        };
+        let hosts = hosts.split(',').map(with_port).collect::<Option<Vec<String>>>();
+        let hosts = hosts.filter(|hosts| hosts.len() <= MOST_SERVERS).ok_or_else(|| bad(form))?;
+        let tls = certificates(options, is_tls)?;
+        let endpoints = hosts.iter().map(|host| endpoint(host, tls.as_ref()));
+        let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
+        let prefix = decoded(path).ok_or_else(|| bad("its prefix is not UTF-8"))?;
+        let prefix = if prefix.is_empty() { USUAL_PREFIX } else { &prefix };
+        check_prefix(prefix)?;
+        Ok(Self { endpoints, hosts, login, layout: Layout::new(prefix, options.raw_names) })
+    }
+
+    /// Which home this is, without secrets. The servers may be named in any order.
+    pub(super) fn identity(&self) -> String {
+        let mut hosts = self.hosts.clone();
+        hosts.sort();
+        hosts.dedup();
+        format!("etcd://{}/{}", hosts.join(","), self.layout.prefix())
+    }
+
+    /// One channel for each server, which connects when it is used. They live on this runtime.
+    pub(super) fn channels(&self) -> Vec<Channel> {
+        self.endpoints.iter().map(Endpoint::connect_lazy).collect()
+    }
+
+    /// The server with this number, as people name it.
+    pub(super) fn host(&self, index: usize) -> &str {
+        self.hosts.get(index).map_or("?", String::as_str)
+    }
+}
+
+impl fmt::Debug for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The rest carries secrets.
+        f.debug_struct("Servers").field("hosts", &self.hosts).finish_non_exhaustive()
+    }
+}
+
+fn read_login(text: &str) -> Option<Login> {
+    let (user, password) = text.split_once(':').unwrap_or((text, ""));
+    let login = Login { user: decoded(user)?, password: decoded(password)? };
+    Some(login).filter(|login| !login.user.is_empty())
+}
+
+/// The host with its port; `[::1]` has colons but no port.
+fn with_port(host: &str) -> Option<String> {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => (name, port.parse().ok()?),
+        _ => (host, USUAL_PORT),
+    };
+    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    let is_name = |c: char| {
+        c.is_alphanumeric() || matches!(c, '.' | '-' | '_') || (bare.is_some() && c == ':')
+    };
+    let name_only = bare.unwrap_or(name);
+    let good = !name_only.is_empty() && name_only.chars().all(is_name) && port != 0;
+    good.then(|| format!("{name}:{port}"))
+}
+
+fn endpoint(host: &str, tls: Option<&ClientTlsConfig>) -> Result<Endpoint> {
+    let bad = |_| Error::invalid("server", host, "a host name or address is needed");
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let mut endpoint = Endpoint::from_shared(format!("{scheme}://{host}"))
+        .map_err(bad)?
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(ASK_IF_ALIVE)
+        .keep_alive_timeout(ALIVE_WITHIN);
+    if let Some(tls) = tls {
+        endpoint = endpoint.tls_config(tls.clone()).map_err(|error| {
+            let why = format!("{error}: check the files of the options ca, cert and key");
+            Error::invalid("TLS set-up", host, why)
+        })?;
+    }
+    Ok(endpoint)
+}
+
+fn check_prefix(prefix: &str) -> Result<()> {
+    let inner = prefix.strip_prefix('/').unwrap_or(prefix);
+    let why = if prefix.len() > LONGEST_PREFIX {
+        "it has at most 200 bytes"
+    } else if prefix.chars().any(char::is_control) {
+        "it contains a control character"
+    } else if inner.split('/').any(str::is_empty) {
+        "it may begin with a slash, but not end with one or have two in a row"
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid("prefix", prefix, why))
+}
+
+/// `%41` is `A`.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let escape = after.get(..2).filter(|_| *first == b'%');
+        let byte = escape.and_then(|hex| std::str::from_utf8(hex).ok());
+        match byte.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Reads the certificates that the options name. Without any, the system's authorities count.
+fn certificates(options: &EtcdOptions, is_tls: bool) -> Result<Option<ClientTlsConfig>> {
+    let EtcdOptions { ca, client_certificate, .. } = options;
+    if !is_tls {
+        let why = "certificates are for TLS: write etcds://";
+        return match ca.is_none() && client_certificate.is_none() {
+            true => Ok(None),
+            false => Err(Error::invalid("URL option", "ca, cert, key", why)),
+        };
+    }
+    let mut tls = match ca {
+        None => ClientTlsConfig::new().with_native_roots(),
+        Some(ca) => {
+            let pem = read_pem(ca, "CERTIFICATE")?;
+            ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem))
+        }
+    };
+    if let Some((cert, key)) = client_certificate {
+        let (cert, key) = (read_pem(cert, "CERTIFICATE")?, read_pem(key, "PRIVATE KEY")?);
+        tls = tls.identity(Identity::from_pem(cert, key));
+    }
+    Ok(Some(tls))
+}
+
+fn read_pem(path: &Path, what: &str) -> Result<Vec<u8>> {
+    let bad = |why: String| Error::invalid("file", &path.display().to_string(), why);
+    let pem = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
+    match String::from_utf8_lossy(&pem).contains(&format!("{what}-----")) {
+        true => Ok(pem),
+        false => Err(bad(format!("it holds no {} in PEM form", what.to_lowercase()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(url: &str) -> Result<Servers> {
+        Servers::parse(&EtcdOptions { url: url.to_owned(), ..EtcdOptions::default() })
+    }
+
+    #[test]
+    fn every_form_of_url_is_understood() {
+        let one = parse("etcd://example.org").unwrap();
+        assert_eq!(
+            (one.hosts.as_slice(), one.layout.prefix()),
+            (&["example.org:2379".into()][..], "lockset")
+        );
+        let three = parse("etcd://b:77,a,[::1]/").unwrap();
+        assert_eq!(three.hosts, ["b:77", "a:2379", "[::1]:2379"]);
+        assert_eq!(three.identity(), "etcd://[::1]:2379,a:2379,b:77/lockset");
+        assert_eq!(parse("etcd://h//locks").unwrap().layout.prefix(), "/locks");
+        assert_eq!(parse("etcds://h/a/b").unwrap().layout.prefix(), "a/b");
+        let login = parse("etcd://us%40er:p%3aw%25@h").unwrap().login.unwrap();
+        assert_eq!((login.user.as_str(), login.password.as_str()), ("us@er", "p:w%"));
+        assert!(parse("etcd://h").unwrap().login.is_none());
+    }
+
+    #[test]
+    fn what_is_no_url_is_refused_without_its_secrets() {
+        for url in [
+            "etcd:h",
+            "etcd://",
+            "etcd://a,,b",
+            "etcd://h:0",
+            "etcd://h:99999",
+            "etcd+x://h",
+            "etcd://:hunter2@h",
+            "etcd://h/a/",
+            "etcd://h/a//b",
+            "etcd://h/%00",
+            "etcd://a b",
+            "etcd://user:hunter2@",
+            "etcd://user:hunter2@h:x",
+        ] {
+            let refusal = parse(url).unwrap_err().to_string();
+            assert!(!refusal.contains("hunter2"), "{refusal}");
+        }
+        let shown = format!("{:?}", parse("etcd://user:hunter2@a").unwrap());
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+
+    #[test]
+    fn certificates_need_tls() {
+        let options = EtcdOptions {
+            url: "etcd://h".to_owned(),
+            ca: Some("/nowhere".into()),
+            ..EtcdOptions::default()
+        };
+        assert!(Servers::parse(&options).unwrap_err().to_string().contains("etcds://"));
+    }
+}
