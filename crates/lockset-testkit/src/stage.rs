@@ -16,12 +16,14 @@ mod local;
 mod memory;
 mod redis;
 mod sentinel;
+mod zookeeper;
 
 pub use cluster::{ClusterStage, RedisCluster};
 pub use local::LocalStage;
 pub use memory::MemoryStage;
 pub use redis::{RedisServer, RedisStage};
 pub use sentinel::{RedisSentinel, SentinelStage};
+pub use zookeeper::{Eyes, SESSIONS, Stat, ZooKeeperNode, ZooKeeperServers};
 
 /// One home, empty at first, with clients, processes, faults and time as the laws need them. Every
 /// law gets a fresh one.

@@ -1,0 +1,144 @@
+"""kazoo in a process of its own: an order is a JSON list of words on one line, the answer is JSON.
+
+    zookeeper.py HOSTS [USER:PASSWORD]
+"""
+
+import json
+import sys
+import threading
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, LockTimeout, NoNodeError
+from kazoo.protocol.serialization import Create2
+from kazoo.recipe.lock import Lock, ReadLock, WriteLock
+from kazoo.security import OPEN_ACL_UNSAFE
+
+KINDS = {"lock": Lock, "read": ReadLock, "write": WriteLock}
+
+
+class CreateContainer(Create2):
+    """Which kazoo does not have."""
+
+    type = 19
+
+
+class Peer:
+    def __init__(self, hosts, login):
+        auth = [("digest", login)] if login else None
+        self.client = KazooClient(hosts=hosts, timeout=4.0, auth_data=auth)
+        self.client.start(timeout=20)
+        self.locks = {}
+
+    def children(self, path):
+        try:
+            return sorted(self.client.get_children(path))
+        except NoNodeError:
+            return None
+
+    def stat(self, path):
+        stat = self.client.exists(path)
+        return stat and {
+            "czxid": stat.czxid,
+            "owner": stat.ephemeralOwner,
+            "version": stat.version,
+            "cversion": stat.cversion,
+            "children": stat.numChildren,
+        }
+
+    def data(self, path):
+        try:
+            return self.client.get(path)[0].decode("utf-8", "replace")
+        except NoNodeError:
+            return None
+
+    def set(self, path, data):
+        self.client.set(path, data.encode())
+
+    def create(self, path, kind, data=""):
+        if kind == "container":
+            request = CreateContainer(path, data.encode(), OPEN_ACL_UNSAFE, 4)
+            result = self.client.handler.async_result()
+            self.client._call(request, result)
+            return result.get()[0]
+        how = {
+            "persistent": {},
+            "ephemeral": {"ephemeral": True},
+            "sequential": {"ephemeral": True, "sequence": True},
+        }[kind]
+        return self.client.create(path, data.encode(), makepath=True, **how)
+
+    def delete(self, path):
+        try:
+            self.client.delete(path, recursive=True)
+            return True
+        except NoNodeError:
+            return False
+
+    def acl(self, path):
+        try:
+            acls, _ = self.client.get_acls(path)
+        except NoNodeError:
+            return None
+        return [[acl.id.scheme, acl.id.id, acl.perms] for acl in acls]
+
+    def session(self):
+        """Whoever knows these two can take the session over."""
+        identity, password = self.client.client_id
+        return [identity, password.hex()]
+
+    def acquire(self, kind, path, patience):
+        """Takes the lock: at once (0), within so many seconds, or without an end (-1)."""
+        lock = KINDS[kind](self.client, path, identifier="kazoo")
+        seconds = float(patience)
+        try:
+            if seconds == 0:
+                taken = lock.acquire(blocking=False)
+            else:
+                taken = lock.acquire(timeout=seconds if seconds > 0 else None)
+        except LockTimeout:
+            taken = False
+        if taken:
+            self.locks[kind, path] = lock
+        return taken
+
+    def release(self, kind, path):
+        return bool(self.locks.pop((kind, path)).release())
+
+    def count(self, kind, path, file, times):
+        """Reads a number and writes the next one so many times, each time under the lock."""
+        for _ in range(int(times)):
+            with KINDS[kind](self.client, path):
+                with open(file, encoding="ascii") as counter:
+                    number = int(counter.read())
+                with open(file, "w", encoding="ascii") as counter:
+                    counter.write(str(number + 1))
+        return True
+
+    def crowd(self, path, number):
+        """So many children as Curator's mutex makes them, one after the other."""
+        made = [
+            self.client.create_async(
+                f"{path}/_c_{index:08x}-0000-4000-8000-000000000000-lock-",
+                b"",
+                ephemeral=True,
+                sequence=True,
+            )
+            for index in range(int(number))
+        ]
+        return [one.get() for one in made]
+
+
+def main():
+    peer = Peer(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
+    speaking = threading.Lock()
+    for line in sys.stdin:
+        order, *words = json.loads(line)
+        try:
+            answer = getattr(peer, order)(*words)
+        except KazooException as error:
+            answer = {"error": type(error).__name__}
+        with speaking:
+            print(json.dumps(answer), flush=True)
+
+
+main()
