@@ -23,7 +23,7 @@ pub use local::LocalStage;
 pub use memory::MemoryStage;
 pub use redis::{RedisServer, RedisStage};
 pub use sentinel::{RedisSentinel, SentinelStage};
-pub use zookeeper::{Eyes, SESSIONS, Stat, ZooKeeperNode, ZooKeeperServers};
+pub use zookeeper::{Chroot, Eyes, SESSIONS, Stat, ZooKeeperNode, ZooKeeperServers};
 
 /// One home, empty at first, with clients, processes, faults and time as the laws need them. Every
 /// law gets a fresh one.

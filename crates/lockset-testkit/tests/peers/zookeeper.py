@@ -22,6 +22,16 @@ class CreateContainer(Create2):
     type = 19
 
 
+def password_of(session):
+    """ZooKeeper makes it from the session's number, with Java's random numbers."""
+    state = ((session ^ 0xB3415C00) ^ 0x5DEECE66D) & ((1 << 48) - 1)
+    password = b""
+    for _ in range(4):
+        state = (state * 0x5DEECE66D + 0xB) & ((1 << 48) - 1)
+        password += (state >> 16).to_bytes(4, "little")
+    return password
+
+
 class Peer:
     def __init__(self, hosts, login):
         auth = [("digest", login)] if login else None
@@ -81,10 +91,15 @@ class Peer:
             return None
         return [[acl.id.scheme, acl.id.id, acl.perms] for acl in acls]
 
-    def session(self):
-        """Whoever knows these two can take the session over."""
-        identity, password = self.client.client_id
-        return [identity, password.hex()]
+    def end_session(self, session):
+        """Takes the session over and closes it."""
+        session = int(session)
+        hosts = ",".join(f"{host}:{port}" for host, port in self.client.hosts)
+        taker = KazooClient(hosts=hosts, timeout=4.0, client_id=(session, password_of(session)))
+        taker.start(timeout=20)
+        assert taker.client_id[0] == session
+        taker.stop()
+        taker.close()
 
     def acquire(self, kind, path, patience):
         """Takes the lock: at once (0), within so many seconds, or without an end (-1)."""
