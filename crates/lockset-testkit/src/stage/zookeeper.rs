@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::redis::free_port;
+use super::port::free_port;
 use crate::python::Python;
 use crate::steps::until;
 
