@@ -24,10 +24,9 @@ const NEEDS: &[Need] = &[
     Need { program: "redis-cli", debian: "redis-tools", why: "faults of a Redis server" },
     Need { program: "java", debian: "default-jre-headless", why: "ZooKeeper servers" },
     Need { program: ZOOKEEPER, debian: "libzookeeper-java", why: "the ZooKeeper engine" },
-    Need { program: "python3", debian: "python3", why: "other people's locks" },
     Need { program: "etcd", debian: "etcd-server", why: "the etcd engine" },
     Need { program: "etcdctl", debian: "etcd-client", why: "faults of etcd, and its own locks" },
-    Need { program: "python3", debian: "python3", why: "other people's Redis locks" },
+    Need { program: "python3", debian: "python3", why: "other people's locks" },
     Need {
         program: "python3 -m ensurepip --version",
         debian: "python3-venv",

@@ -361,6 +361,16 @@ impl Eyes {
         self.0.ask(&serde_json::to_string(words).unwrap())
     }
 
+    /// Gives an order without waiting for the answer.
+    pub fn say(&mut self, words: &[&str]) {
+        self.0.say(&serde_json::to_string(words).unwrap());
+    }
+
+    /// The next answer.
+    pub fn hear(&mut self) -> String {
+        self.0.hear()
+    }
+
     fn answer<T: serde::de::DeserializeOwned>(&mut self, words: &[&str]) -> Option<T> {
         let answer = self.ask(words);
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{words:?}: {answer}: {error}"))

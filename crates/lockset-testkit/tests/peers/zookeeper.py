@@ -6,6 +6,8 @@
 import json
 import sys
 import threading
+import time
+import uuid
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, LockTimeout, NoNodeError
@@ -13,7 +15,72 @@ from kazoo.protocol.serialization import Create2
 from kazoo.recipe.lock import Lock, ReadLock, WriteLock
 from kazoo.security import OPEN_ACL_UNSAFE
 
-KINDS = {"lock": Lock, "read": ReadLock, "write": WriteLock}
+
+class Curator:
+    """Curator's InterProcessMutex and InterProcessReadWriteLock, as far as others can see them."""
+
+    def __init__(self, client, path, markers, own):
+        self.client, self.path, self.markers, self.own = client, path, markers, own
+        self.node = None
+
+    def key(self, name):
+        for marker in self.markers:
+            before, found, after = name.rpartition(marker)
+            name = after if found else name
+        return name
+
+    def before(self, me):
+        """Whom it waits for: the one before it, or for a reader the first writer before it."""
+        names = sorted(self.client.get_children(self.path), key=self.key)
+        index = names.index(me)
+        if self.own == "__READ__":
+            names = [name for name in names[:index] if "__WRIT__" in name]
+            return names[0] if names else None
+        return names[index - 1] if index else None
+
+    def acquire(self, blocking=True, timeout=None):
+        self.client.ensure_path(self.path)
+        mine = f"{self.path}/_c_{uuid.uuid4()}-{self.own}"
+        self.node = self.client.create(mine, b"127.0.0.1", ephemeral=True, sequence=True)
+        me = self.node.rpartition("/")[2]
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            other = self.before(me)
+            if other is None:
+                return True
+            gone = threading.Event()
+            try:
+                self.client.get(f"{self.path}/{other}", watch=lambda _: gone.set())
+            except NoNodeError:
+                continue
+            left = None if end is None else end - time.monotonic()
+            if not blocking or not gone.wait(left):
+                self.release()
+                return False
+
+    def release(self):
+        self.client.delete(self.node)
+        return True
+
+    def __enter__(self):
+        self.acquire()
+
+    def __exit__(self, *_):
+        self.release()
+
+
+def curator(markers, own):
+    return lambda client, path, identifier=None: Curator(client, path, markers, own)
+
+
+KINDS = {
+    "lock": Lock,
+    "read": ReadLock,
+    "write": WriteLock,
+    "curator mutex": curator(["lock-"], "lock-"),
+    "curator read": curator(["__READ__", "__WRIT__"], "__READ__"),
+    "curator write": curator(["__READ__", "__WRIT__"], "__WRIT__"),
+}
 
 
 class CreateContainer(Create2):
@@ -118,6 +185,10 @@ class Peer:
 
     def release(self, kind, path):
         return bool(self.locks.pop((kind, path)).release())
+
+    def node(self, kind, path):
+        """The node of a lock that is held."""
+        return self.locks[kind, path].node
 
     def count(self, kind, path, file, times):
         """Reads a number and writes the next one so many times, each time under the lock."""

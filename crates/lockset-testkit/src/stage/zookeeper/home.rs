@@ -48,6 +48,14 @@ impl<const N: usize> Chroot<N> {
         eyes.children(&self.path(name)).unwrap_or_default()
     }
 
+    /// The path of this lock's only node.
+    pub fn only_node(&self, eyes: &mut Eyes, name: &str) -> String {
+        match &self.contenders(eyes, name)[..] {
+            [one] => self.path(&format!("{name}/{one}")),
+            others => panic!("one contender, not {others:?}"),
+        }
+    }
+
     /// The URL of this home through other ports.
     pub fn url_by(&self, ports: &[u16]) -> String {
         let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();

@@ -1,4 +1,4 @@
-//! Changes what a ZooKeeper server wrote down, to come to numbers that would take years to count to.
+//! Changes what a ZooKeeper server wrote down, to come to numbers that it takes years to count to.
 
 use std::path::{Path, PathBuf};
 
