@@ -24,6 +24,8 @@ const NEEDS: &[Need] = &[
     Need { program: "redis-cli", debian: "redis-tools", why: "faults of a Redis server" },
     Need { program: "java", debian: "default-jre-headless", why: "ZooKeeper servers" },
     Need { program: ZOOKEEPER, debian: "libzookeeper-java", why: "the ZooKeeper engine" },
+    Need { program: "etcd", debian: "etcd-server", why: "the etcd engine" },
+    Need { program: "etcdctl", debian: "etcd-client", why: "faults of etcd, and its own locks" },
     Need { program: "python3", debian: "python3", why: "other people's locks" },
     Need {
         program: "python3 -m ensurepip --version",
@@ -36,7 +38,15 @@ const NEEDS: &[Need] = &[
 const ZOOKEEPER: &str = "/usr/share/java/zookeeper.jar";
 
 /// Packages that start a service when they are installed. Nobody asked for that.
-const SERVICES: &[&str] = &["redis-server"];
+const SERVICES: &[Service] = &[
+    Service { debian: "redis-server", unit: "redis-server" },
+    Service { debian: "etcd-server", unit: "etcd" },
+];
+
+struct Service {
+    debian: &'static str,
+    unit: &'static str,
+}
 
 /// The Python packages whose locks ours are tried with and measured against.
 const PYTHON_PACKAGES: &str = include_str!("../python.txt");
@@ -61,7 +71,8 @@ fn programs() -> Outcome {
     packages.dedup();
     install(&packages)?;
     // Only what was just installed: a service that was there before is somebody's.
-    SERVICES.iter().filter(|name| packages.contains(name)).for_each(|name| stop(name));
+    let new = SERVICES.iter().filter(|service| packages.contains(&service.debian));
+    new.for_each(|service| stop(service.unit));
     match missing.iter().find(|need| !installed(need.program)) {
         None => Ok(()),
         Some(need) => Err(format!("`{}` is still missing after the installation", need.program)),

@@ -131,6 +131,10 @@ pub const VIRTUAL: &[Mutant] = mutants! {
     a_break_now_is_told_at_once as Mutex on dressed(TellsNothing) => "the holder is told";
     a_gentle_break_ends_with_the_lease as Mutex on dressed(BreaksAtOnce) => "others see it";
     a_gentle_break_ends_with_the_lease as Mutex on dressed(BreaksNothing) => "the holder is told";
+    a_cut_session_is_told as Mutex on dressed(ForgetsTheSilent::new).with_stand_ins()
+        => "it is held again";
+    a_cut_session_is_told as Mutex on dressed(PromisesTooMuch).with_stand_ins()
+        => "the guard loses by its deadline";
     a_cancelled_lock_leaves_nothing as Mutex on dressed(IgnoresWithdrawals) => "is left";
     a_cancelled_lock_leaves_nothing as OnePermit on dressed(IgnoresWithdrawals) => "is left";
     a_timed_out_waiter_leaves_nothing as Mutex on dressed(StaysInLine) => "waiters: [Waiter";

@@ -1,11 +1,9 @@
-//! A connection in between that loses answers and holds requests back.
+//! A connection in between that loses answers, holds requests back, or breaks.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
-
-use crate::stage::RedisServer;
 
 /// Stands between clients and a server.
 #[derive(Debug)]
@@ -27,6 +25,8 @@ struct Rules {
     held_below: usize,
     deaf_below: usize,
     refuse: bool,
+    /// Nothing passes in either direction, on no connection, also of those to come.
+    silent: bool,
     /// The only one whose requests are held back, whatever its place.
     only: Option<usize>,
     seen: Seen,
@@ -34,7 +34,7 @@ struct Rules {
 
 impl Rules {
     fn hold(&self, number: usize) -> bool {
-        number < self.held_below || self.only == Some(number)
+        self.silent || number < self.held_below || self.only == Some(number)
     }
 }
 
@@ -50,11 +50,11 @@ pub struct Seen {
 }
 
 impl Proxy {
-    /// Stands before this server.
-    pub fn before(server: &RedisServer) -> Self {
+    /// Stands before the server on this port.
+    pub fn before(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (port, desk) = (listener.local_addr().unwrap().port(), Arc::<Desk>::default());
-        let (server, its_desk) = (server.port(), desk.clone());
+        let its_desk = desk.clone();
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 its_desk.join(client.unwrap(), server);
@@ -63,9 +63,9 @@ impl Proxy {
         Self { port, desk }
     }
 
-    /// The URL that leads through it.
-    pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+    /// The port that leads through it.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// From now on answers are lost.
@@ -81,6 +81,11 @@ impl Proxy {
     /// New connections are refused, or not.
     pub fn refuse(&self, refuse: bool) {
         self.desk.change(|rules| rules.refuse = refuse);
+    }
+
+    /// Nothing passes any more, as if the line were half open; or what was kept passes on.
+    pub fn silence(&self, silent: bool) {
+        self.desk.change(|rules| rules.silent = silent);
     }
 
     /// How many connections there were.
@@ -110,6 +115,11 @@ impl Proxy {
         self.until("the late request is answered", |seen| seen.late > 0 && seen.swallowed > before);
     }
 
+    /// What was held back comes to the server, which may not listen there any more.
+    pub fn let_pass(&self) {
+        self.desk.change(|rules| rules.held_below = 0);
+    }
+
     /// Waits until that was seen.
     pub fn until(&self, what: &str, happened: impl Fn(Seen) -> bool) {
         let patience = Duration::from_secs(10);
@@ -136,7 +146,11 @@ impl Desk {
         let number = rules.connections.len();
         rules.connections.push(client.try_clone().unwrap());
         drop(rules);
-        let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+        // A server that is down is not reached through us either.
+        let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else {
+            let _ = client.shutdown(Shutdown::Both);
+            return;
+        };
         let (tell, requests) = mpsc::channel();
         let reads = client.try_clone().unwrap();
         let (holds, to_server) = (self.clone(), server.try_clone().unwrap());
@@ -171,7 +185,8 @@ impl Desk {
     }
 
     fn pass_answer(&self, number: usize, part: &[u8], mut client: &TcpStream) {
-        let mut rules = self.rules.lock().unwrap();
+        let rules = self.rules.lock().unwrap();
+        let mut rules = self.changed.wait_while(rules, |rules| rules.silent).unwrap();
         if number < rules.deaf_below {
             rules.seen.swallowed += 1;
             self.changed.notify_all();

@@ -12,18 +12,23 @@ use crate::process::Process;
 use crate::tools;
 
 mod cluster;
+mod etcd;
+mod link;
 mod local;
 mod memory;
+mod port;
 mod redis;
 mod sentinel;
 mod zookeeper;
 
 pub use cluster::{ClusterStage, RedisCluster};
+pub use etcd::EtcdServers;
+pub use link::{Connection, Link, Linked};
 pub use local::LocalStage;
 pub use memory::MemoryStage;
 pub use redis::{RedisServer, RedisStage};
 pub use sentinel::{RedisSentinel, SentinelStage};
-pub use zookeeper::{Eyes, SESSIONS, Stat, ZooKeeperNode, ZooKeeperServers};
+pub use zookeeper::{Chroot, Eyes, SESSIONS, Stat, ZooKeeperNode, ZooKeeperServers};
 
 /// One home, empty at first, with clients, processes, faults and time as the laws need them. Every
 /// law gets a fresh one.
@@ -41,6 +46,12 @@ pub trait Stage: Send + Sync {
     /// The ttl that the laws use. A quarter of it must be enough for a hand-off on a loaded
     /// machine; the suite takes some hundred times as long.
     fn ttl(&self) -> Duration;
+
+    /// How much later than a lease ends its home may notice: some look at their leases only now and
+    /// then, and some let all of them begin anew when another of their servers leads.
+    fn lag(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// A fresh connection, as another process would have it.
     async fn client(&self) -> Lockset;
@@ -67,6 +78,12 @@ pub trait Stage: Send + Sync {
         None
     }
 
+    /// A client whose connection can be cut while the home and everybody else are well; `None`
+    /// where there is no connection, or the client would find a way around.
+    async fn linked(&self) -> Option<Linked> {
+        None
+    }
+
     /// This process does nothing at all for so long.
     async fn pause(&self, span: Duration) {
         match self.time() {
@@ -90,6 +107,8 @@ pub enum Time {
 pub enum Need {
     /// Clients in processes of their own.
     Processes,
+    /// A connection that can be cut.
+    Link,
     /// State that outlives the last client.
     Durable,
     /// The machine's own clock.
@@ -112,6 +131,7 @@ impl Need {
         let can = stage.engine().await.capabilities();
         match self {
             Need::Processes => stage.process().await.is_some(),
+            Need::Link => stage.linked().await.is_some(),
             Need::Durable => can.durable,
             Need::RealTime => stage.time() == Time::Real,
             Need::Shared => can.shared,

@@ -20,6 +20,11 @@ pub(crate) fn patience(stage: &dyn Stage) -> Duration {
     stage.ttl() / 4
 }
 
+/// How long it takes at most until a lease that nobody renews has ended, and its end was noticed.
+pub(crate) fn lapse(stage: &dyn Stage) -> Duration {
+    stage.ttl() + stage.lag() + patience(stage)
+}
+
 /// A fresh claim, as the front would make it.
 pub(crate) fn claim(stage: &dyn Stage, name: &str, mode: Mode) -> Claim {
     Claim {

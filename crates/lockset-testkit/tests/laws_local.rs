@@ -60,6 +60,8 @@ suite! {
         a_killed_holder_process_is_succeeded,
     ];
     refuses: [
+        // There is no connection.
+        a_cut_session_is_told,
         // It has all modes.
         a_refused_mode_is_refused_not_hung,
     ];

@@ -61,6 +61,8 @@ suite! {
         a_killed_holder_process_is_succeeded,
         a_stopped_process_knows_that_it_lost,
         kept_guards_survive_a_blocked_runtime,
+        // There is no connection.
+        a_cut_session_is_told,
         // It has all modes.
         a_refused_mode_is_refused_not_hung,
     ];

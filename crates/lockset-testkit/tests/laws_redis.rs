@@ -5,4 +5,4 @@ mod redis_laws;
 
 use lockset_testkit::stage::RedisStage;
 
-laws_of_redis!(redis, RedisStage);
+laws_of_redis!(redis, RedisStage, link: [a_cut_session_is_told], no_link: []);

@@ -5,4 +5,5 @@ mod redis_laws;
 
 use lockset_testkit::stage::ClusterStage;
 
-laws_of_redis!(redis_cluster, ClusterStage);
+// Its client is told by the servers where they are, so a proxy would not stay in the way.
+laws_of_redis!(redis_cluster, ClusterStage, link: [], no_link: [a_cut_session_is_told]);

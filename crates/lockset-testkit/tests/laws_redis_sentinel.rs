@@ -5,4 +5,5 @@ mod redis_laws;
 
 use lockset_testkit::stage::SentinelStage;
 
-laws_of_redis!(redis_sentinel, SentinelStage);
+// Its client is told by the sentinels where the master is, so a proxy would not stay in the way.
+laws_of_redis!(redis_sentinel, SentinelStage, link: [], no_link: [a_cut_session_is_told]);

@@ -65,6 +65,7 @@ fail_on_their_mutants! {
     a_break_now_is_told_at_once,
     a_gentle_break_ends_with_the_lease,
     a_stopped_process_knows_that_it_lost,
+    a_cut_session_is_told,
     a_cancelled_lock_leaves_nothing,
     a_timed_out_waiter_leaves_nothing,
     close_releases_everything,
@@ -101,8 +102,12 @@ fn every_law_has_a_mutant() {
 
 /// What the mutants stand on is sound: without the fault the laws pass there.
 #[test]
-fn stand_ins_for_processes_obey() {
-    for law in ["a_killed_holder_process_is_succeeded", "a_crashed_waiter_delays_nobody_for_long"] {
+fn stand_ins_obey() {
+    for law in [
+        "a_killed_holder_process_is_succeeded",
+        "a_crashed_waiter_delays_nobody_for_long",
+        "a_cut_session_is_told",
+    ] {
         let setting = || {
             Box::pin(async { Box::new(MemoryStage::start().with_stand_ins()) as Box<dyn Stage> })
                 as _

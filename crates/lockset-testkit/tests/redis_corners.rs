@@ -51,8 +51,8 @@ async fn a_release_with_next_in_a_crowd_is_told_as_done() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_attempt_leaves_nothing_behind() {
     let server = RedisServer::start();
-    let proxy = Proxy::before(&server);
-    let (ours, theirs) = (engine(&proxy.url()).await, engine(&server.url()).await);
+    let proxy = Proxy::before(server.port());
+    let (ours, theirs) = (engine(&server.url_through(&proxy)).await, engine(&server.url()).await);
     let warm = claim("warm");
     ours.acquire(&warm, Wait::No).await.unwrap().unwrap();
     let holder = claim("n");
@@ -380,8 +380,8 @@ async fn a_foreign_key_does_not_break_listing() {
 fn a_silent_connection_beside_is_given_up() {
     let home = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let server = RedisServer::start();
-    let proxy = Proxy::before(&server);
-    let redis = home.block_on(engine(&proxy.url()));
+    let proxy = Proxy::before(server.port());
+    let redis = home.block_on(engine(&server.url_through(&proxy)));
     let here = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     here.block_on(async {
         for n in 0..80 {

@@ -127,8 +127,8 @@ async fn a_server_that_comes_back_empty_has_lost_the_locks() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acquisition_whose_answer_was_lost_is_asked_for_by_its_id() {
     let server = RedisServer::start();
-    let proxy = Proxy::before(&server);
-    let (ours, theirs) = (client(&proxy.url()).await, client(&server.url()).await);
+    let proxy = Proxy::before(server.port());
+    let (ours, theirs) = (client(&server.url_through(&proxy)).await, client(&server.url()).await);
     is_free(&ours, "unanswered").await;
     proxy.swallow_answers();
     let mutex = ours.mutex("unanswered").unwrap();
@@ -147,8 +147,8 @@ async fn an_acquisition_whose_answer_was_lost_is_asked_for_by_its_id() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_arrives_after_the_release_takes_nothing() {
     let server = RedisServer::start();
-    let proxy = Proxy::before(&server);
-    let (ours, theirs) = (client(&proxy.url()).await, client(&server.url()).await);
+    let proxy = Proxy::before(server.port());
+    let (ours, theirs) = (client(&server.url_through(&proxy)).await, client(&server.url()).await);
     is_free(&ours, "late").await;
     proxy.hold_requests();
     let mutex = ours.mutex("late").unwrap();
@@ -165,8 +165,8 @@ async fn a_request_that_arrives_after_the_release_takes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_withdrawn_claim_stays_withdrawn_when_its_request_arrives_late() {
     let server = RedisServer::start();
-    let proxy = Proxy::before(&server);
-    let (ours, theirs) = (client(&proxy.url()).await, client(&server.url()).await);
+    let proxy = Proxy::before(server.port());
+    let (ours, theirs) = (client(&server.url_through(&proxy)).await, client(&server.url()).await);
     is_free(&ours, "withdrawn").await;
     proxy.hold_requests();
     let began = Instant::now();
@@ -184,8 +184,8 @@ async fn a_withdrawn_claim_stays_withdrawn_when_its_request_arrives_late() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_whose_answer_was_lost_has_handed_over_once() {
     let server = RedisServer::start();
-    let proxy = Proxy::before(&server);
-    let (ours, theirs) = (client(&proxy.url()).await, client(&server.url()).await);
+    let proxy = Proxy::before(server.port());
+    let (ours, theirs) = (client(&server.url_through(&proxy)).await, client(&server.url()).await);
     is_free(&ours, "handed").await;
     let guard = lock(&ours, "handed").await;
     let waiting = waiter(&theirs, "handed").await;
@@ -204,8 +204,8 @@ async fn a_release_whose_answer_was_lost_has_handed_over_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_whose_answer_was_lost_stands_in_line_once() {
     let server = RedisServer::start();
-    let proxy = Proxy::before(&server);
-    let (ours, theirs) = (client(&server.url()).await, client(&proxy.url()).await);
+    let proxy = Proxy::before(server.port());
+    let (ours, theirs) = (client(&server.url()).await, client(&server.url_through(&proxy)).await);
     is_free(&theirs, "line").await;
     let guard = lock(&ours, "line").await;
     proxy.swallow_answers();
@@ -228,8 +228,8 @@ async fn a_waiter_whose_answer_was_lost_stands_in_line_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_took_the_next_along_is_cleared_up_when_its_answer_was_lost() {
     let server = RedisServer::start();
-    let proxy = Proxy::before(&server);
-    let (ours, theirs) = (client(&proxy.url()).await, client(&server.url()).await);
+    let proxy = Proxy::before(server.port());
+    let (ours, theirs) = (client(&server.url_through(&proxy)).await, client(&server.url()).await);
     is_free(&ours, "along").await;
     let guard = lock(&ours, "along").await;
     let mutex = ours.mutex("along").unwrap();
@@ -251,11 +251,13 @@ async fn a_release_that_took_the_next_along_is_cleared_up_when_its_answer_was_lo
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_without_a_connection_is_passed_over_and_keeps_its_place() {
     let server = RedisServer::start();
-    let proxy = Proxy::before(&server);
+    let proxy = Proxy::before(server.port());
     // So long that no place ends during the test.
     let ttl = Duration::from_secs(20);
-    let (ours, theirs) =
-        (client_with(ttl, &server.url()).await, client_with(ttl, &proxy.url()).await);
+    let (ours, theirs) = (
+        client_with(ttl, &server.url()).await,
+        client_with(ttl, &server.url_through(&proxy)).await,
+    );
     let others = client_with(ttl, &server.url()).await;
     let guard = lock(&ours, "deaf").await;
     let waiting = waiter(&theirs, "deaf").await;

@@ -86,3 +86,28 @@ fn servers_end_with_the_process_that_left_them() {
     drop(servers);
     assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err(), "it still listens");
 }
+
+#[test]
+fn a_server_can_be_made_to_count_beyond_its_numbers() {
+    let servers = ZooKeeperServers::start(1);
+    servers.eyes().create("/counted", "persistent");
+    servers.nodes()[0].count_children_from("/counted", i32::MAX - 1);
+    let mut eyes = servers.eyes();
+    // What ZooKeeper 3.8 makes of it: it stays at the last number.
+    let names = ["a-2147483646", "b-2147483647", "c-2147483647", "d-2147483647"];
+    for name in names {
+        let made = eyes.create(&format!("/counted/{}", &name[..2]), "sequential");
+        assert_eq!(made, format!("/counted/{name}"));
+    }
+}
+
+#[test]
+fn an_operator_can_end_a_session() {
+    let servers = ZooKeeperServers::start(3);
+    let (mut eyes, mut victim) = (servers.eyes(), servers.eyes());
+    let made = victim.create("/made", "ephemeral");
+    let session = eyes.stat(&made).unwrap().owner;
+    assert!(servers.server_of(session).is_some());
+    eyes.end_session(session);
+    assert!(eyes.stat(&made).is_none());
+}

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rusqlite::Connection;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -14,14 +15,68 @@ use tempfile::TempDir;
 /// Nothing takes this long unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A folder with a lock file in it; removed in the end.
+/// A command that notes TERM and goes on.
+pub(crate) const STUBBORN: &str =
+    "trap 'echo TERM >>log' TERM; echo $$ >pid; while :; do sleep 0.01; done";
+
+/// A command with a child in another session, whose own parent is gone: it left the group and
+/// forked twice.
+pub(crate) const TREE: &str = "echo $$ >command; \
+    setsid sh -c '(sleep 1000 & echo $! >runaway); :' & wait; echo ready >ready; sleep 1000";
+
+/// Where locks live, and a folder to work in; both are gone in the end.
 pub(crate) struct Home {
     dir: TempDir,
+    servers: Option<Box<dyn Servers>>,
+}
+
+/// Servers on which the locks live.
+pub(crate) trait Servers {
+    fn url(&self) -> String;
+
+    /// The engine, as it calls itself.
+    fn engine(&self) -> &'static str;
+
+    /// The shortest ttl there is.
+    fn short_ttl(&self) -> &'static str;
+
+    /// Nobody answers any more.
+    fn freeze(&self);
+
+    /// Everybody answers again.
+    fn thaw(&self);
 }
 
 impl Home {
+    /// Locks that live in a file of the folder.
     pub(crate) fn new() -> Self {
-        Self { dir: TempDir::new().unwrap() }
+        Self { dir: TempDir::new().unwrap(), servers: None }
+    }
+
+    /// Locks that live on servers.
+    #[allow(dead_code)]
+    pub(crate) fn on(servers: impl Servers + 'static) -> Self {
+        Self { dir: TempDir::new().unwrap(), servers: Some(Box::new(servers)) }
+    }
+
+    pub(crate) fn engine(&self) -> &'static str {
+        self.servers.as_ref().map_or("local", |servers| servers.engine())
+    }
+
+    pub(crate) fn short_ttl(&self) -> &'static str {
+        self.servers.as_ref().map_or("500ms", |servers| servers.short_ttl())
+    }
+
+    /// Makes every renewal impossible for as long as it lives, as an engine that hangs does.
+    pub(crate) fn block(&self) -> Block<'_> {
+        let Some(servers) = &self.servers else {
+            let connection = Connection::open(self.path("locks.db")).unwrap();
+            connection.busy_timeout(Duration::from_secs(10)).unwrap();
+            connection.execute_batch("BEGIN IMMEDIATE").unwrap();
+            return Block::File { _open: connection };
+        };
+        servers.freeze();
+        Block::Frozen(&**servers)
     }
 
     pub(crate) fn path(&self, file: &str) -> PathBuf {
@@ -29,7 +84,10 @@ impl Home {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("local:{}", self.path("locks.db").display())
+        match &self.servers {
+            None => format!("local:{}", self.path("locks.db").display()),
+            Some(servers) => servers.url(),
+        }
     }
 
     /// `lockset ARGS` on this home, in its folder, with nothing to read.
@@ -107,6 +165,20 @@ impl Home {
 
     pub(crate) fn text(&self, file: &str) -> String {
         fs::read_to_string(self.path(file)).unwrap_or_default()
+    }
+}
+
+/// An engine that does not answer while this lives.
+pub(crate) enum Block<'a> {
+    File { _open: Connection },
+    Frozen(&'a dyn Servers),
+}
+
+impl Drop for Block<'_> {
+    fn drop(&mut self) {
+        if let Block::Frozen(servers) = self {
+            servers.thaw();
+        }
     }
 }
 

@@ -2,31 +2,7 @@
 
 use rustix::process::{Signal, kill_process};
 
-use crate::common::{Home, Running, code, is_alive, stderr, stdout, until};
-
-/// A command with a child in another session, whose own parent is gone: it left the group and
-/// forked twice.
-const TREE: &str = "echo $$ >command; \
-    setsid sh -c '(sleep 1000 & echo $! >runaway); :' & wait; echo ready >ready; sleep 1000";
-
-#[test]
-fn killing_lockset_kills_the_whole_tree_before_anybody_is_granted() {
-    let home = Home::new();
-    let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", TREE]));
-    let (command, runaway) = (home.pid("command"), home.pid("runaway"));
-    until("the tree stands", || home.text("ready") == "ready\n");
-    let guardian = running.guardian();
-    let check = "for p in $(cat command runaway); do \
-        kill -0 $p 2>/dev/null && echo $p lives; done; echo granted";
-    let next = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", check]));
-    until("the next one waits", || home.waiters("x") == 1);
-    assert!(is_alive(command) && is_alive(runaway));
-
-    running.signal(Signal::KILL);
-    let output = next.wait();
-    assert_eq!((code(&output), stdout(&output)), (0, "granted\n".to_owned()));
-    assert!(!is_alive(command) && !is_alive(runaway) && !is_alive(guardian));
-}
+use crate::common::{Home, Running, TREE, code, is_alive, stderr, stdout, until};
 
 #[test]
 fn killing_locksets_group_does_not_save_the_tree() {

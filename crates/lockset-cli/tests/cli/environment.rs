@@ -5,24 +5,6 @@ use std::process::{Command, Stdio};
 use crate::common::{BINARY, Home, Running, code, is_alive, stderr, stdout, until};
 
 #[test]
-fn the_command_is_told_about_its_lock() {
-    let home = Home::new();
-    let script = "echo $LOCKSET_NAME $LOCKSET_TOKEN $LOCKSET_OWNER $LOCKSET_ENGINE $LOCKSET_TTL_MS";
-    let mut command = home.lockset(&["run", "--ttl", "20s", "jobs/a", "--", "sh", "-c", script]);
-    for stale in ["NAME", "TOKEN", "OWNER", "ENGINE", "TTL_MS"] {
-        command.env(format!("LOCKSET_{stale}"), "stale");
-    }
-    let output = command.output().unwrap();
-    let said = stdout(&output);
-    let words: Vec<&str> = said.split_whitespace().collect();
-    let [name, token, owner, engine, ttl] = words[..] else { panic!("{output:?}") };
-    assert_eq!((name, engine, ttl), ("jobs/a", "local", "20000"));
-    assert!(token.parse::<u64>().unwrap() > 0);
-    assert_eq!(owner.len(), 32);
-    assert_eq!(home.state("jobs/a")["fence"], token, "a token is a string in JSON");
-}
-
-#[test]
 fn the_command_does_not_see_where_the_locks_live() {
     let home = Home::new();
     let mut command = home.lockset(&["run", "x", "--", "env"]);

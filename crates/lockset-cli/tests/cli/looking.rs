@@ -1,77 +1,8 @@
 //! `ls`, `show`, `watch`, `break`, and the pages that come with the tool.
 
-use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use serde_json::Value;
-
-use crate::common::{Home, PATIENCE, Running, code, stderr, stdout, until};
-
-#[test]
-fn a_free_lock_is_said_to_be_free() {
-    let home = Home::new();
-    let output = home.lockset(&["show", "x"]).output().unwrap();
-    assert_eq!((code(&output), stdout(&output)), (0, "x is free\n".into()));
-    let output = home.lockset(&["ls"]).output().unwrap();
-    assert_eq!((code(&output), stdout(&output)), (0, "no lock is held or waited for\n".into()));
-    let output = home.lockset(&["ls", "--json"]).output().unwrap();
-    assert_eq!(stdout(&output), "[]\n");
-    let output = home.lockset(&["break", "x"]).output().unwrap();
-    assert_eq!(code(&output), 0);
-    assert!(stdout(&output).contains("nothing was done"));
-}
-
-#[test]
-fn a_held_lock_is_shown_with_its_holder_and_waiters() {
-    let home = Home::new();
-    let holder = home.hold_with(&["--note", "nightly", "jobs/a"]);
-    let _other = home.hold_with(&["--limit", "4", "else"]);
-    let _waiter = Running::spawn(&mut home.lockset(&["run", "jobs/a", "--", "true"]));
-    until("it waits", || home.waiters("jobs/a") == 1);
-
-    let state = home.state("jobs/a");
-    let token = state["holders"][0]["token"].as_str().expect("a token is a string in JSON");
-    assert!(token.parse::<u64>().unwrap() > 0);
-    assert_eq!(state["holders"][0]["note"]["text"], "nightly");
-    let by = state["holders"][0]["note"]["by"].as_str().unwrap();
-    assert!(by.starts_with(&format!("{}@", holder.pid().as_raw_pid())), "{by}");
-
-    let shown = stdout(&home.lockset(&["show", "jobs/a"]).output().unwrap());
-    assert!(shown.contains("jobs/a is held\n") && shown.contains("(nightly)"), "{shown}");
-    assert!(shown.contains(token) && shown.contains("waiting, place 1"), "{shown}");
-    assert!(!shown.contains('\x1b'), "no colour on a pipe");
-
-    let listed = stdout(&home.lockset(&["ls"]).output().unwrap());
-    assert_eq!(listed.lines().count(), 3, "{listed}");
-    assert!(listed.contains("1 of 4 permits"), "{listed}");
-    let listed = stdout(&home.lockset(&["ls", "jobs/", "--json"]).output().unwrap());
-    let listed: Value = serde_json::from_str(&listed).unwrap();
-    assert_eq!(listed.as_array().unwrap().len(), 1);
-    assert_eq!(listed[0]["holders"][0]["token"], token);
-}
-
-#[test]
-fn a_watch_tells_every_change_on_a_line() {
-    let home = Home::new();
-    let mut watch = Running::spawn(&mut home.lockset(&["watch", "jobs/", "--json"]));
-    let (sender, lines) = std::sync::mpsc::channel();
-    let out = BufReader::new(watch.take_stdout());
-    std::thread::spawn(move || out.lines().try_for_each(|line| sender.send(line.unwrap())));
-    let holder = home.hold("jobs/a");
-    let next = |wanted: &str, test: &dyn Fn(&Value) -> bool| loop {
-        let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("never told: {wanted}"));
-        let state: Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(state["name"], "jobs/a");
-        if test(&state) {
-            return;
-        }
-    };
-    next("held", &|state| state["holders"][0]["token"].is_string());
-    holder.signal(rustix::process::Signal::TERM);
-    next("free", &|state| state["holders"].as_array().unwrap().is_empty());
-    watch.signal(rustix::process::Signal::INT);
-    watch.wait();
-}
+use crate::common::{Home, code, stderr, stdout};
 
 #[test]
 fn a_reader_that_goes_away_is_no_error() {

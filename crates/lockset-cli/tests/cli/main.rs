@@ -10,6 +10,7 @@ mod common;
 mod death;
 mod election;
 mod environment;
+mod everywhere;
 mod exit_codes;
 mod input;
 mod lease;

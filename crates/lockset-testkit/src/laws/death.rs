@@ -8,7 +8,7 @@ use lockset::engine::Wait;
 use crate::form::Form;
 use crate::process::Process;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, patience, soon, state_with, terms, within};
+use crate::tools::{Line, claim, lapse, patience, soon, state_with, terms, within};
 
 /// A holder whose process is killed is succeeded: at once where the engine sees it die, when its
 /// lease ends where it does not.
@@ -63,7 +63,7 @@ pub async fn a_crash_gives_permits_back(stage: &dyn Stage) {
 async fn mourning(stage: &dyn Stage) -> Duration {
     match stage.engine().await.capabilities().sees_death {
         true => patience(stage),
-        false => stage.ttl() + patience(stage),
+        false => lapse(stage),
     }
 }
 
@@ -96,7 +96,7 @@ impl Crash {
             }
             Crash::Task(task) => {
                 task.abort();
-                stage.ttl() + patience(stage)
+                lapse(stage)
             }
         }
     }

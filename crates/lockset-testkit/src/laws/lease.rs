@@ -5,7 +5,7 @@ use lockset::{LossReason, State};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, patience, soon, state_with, terms, within};
+use crate::tools::{Line, claim, lapse, patience, soon, state_with, terms, within};
 
 /// While the guard lives its lease is renewed.
 pub async fn a_kept_guard_outlives_its_ttl(stage: &dyn Stage, form: Form) {
@@ -36,7 +36,7 @@ pub async fn a_fixed_lease_ends_by_itself(stage: &dyn Stage, form: Form) {
     assert!(grant.valid_until <= granted + ttl, "it promises more than its ttl");
     assert!(grant.valid_until > granted + ttl / 2, "it promises much less than its ttl");
     let lock = form.of(&theirs, "bare", terms(stage));
-    let next = within(ttl + patience(stage), "a bare lease ends", lock.lock()).await.unwrap();
+    let next = within(lapse(stage), "a bare lease ends", lock.lock()).await.unwrap();
     assert!(clock.now() >= grant.valid_until, "somebody was granted before the lease ended");
     assert!(next.token() > grant.token);
 

@@ -4,8 +4,8 @@ use lockset::engine::drift;
 use lockset::{Break, Guard, LossReason, State};
 
 use crate::form::Form;
-use crate::stage::Stage;
-use crate::tools::{Line, not_within, patience, soon, state_with, terms, within};
+use crate::stage::{Connection, Stage};
+use crate::tools::{Line, lapse, not_within, patience, soon, state_with, terms, within};
 
 /// When the home stops answering, the guard says so: first in doubt, then lost, by its deadline
 /// and before anybody else is granted the lock.
@@ -31,8 +31,8 @@ pub async fn a_frozen_server_loses_the_guard_by_its_deadline(stage: &dyn Stage, 
 
     stage.thaw().await;
     // What waited for the ice may take as long to come back as a lease lasts.
-    let limit = ttl + patience(stage);
-    let (_, next) = within(limit, "the next has it after the thaw", line.next()).await;
+    let after_the_thaw = within(lapse(stage), "the next has it after the thaw", line.next());
+    let (_, next) = after_the_thaw.await;
     assert!(next.token() > guard.token());
     assert_eq!(guard.state(), State::Lost(LossReason::Expired), "a loss is final");
     guard.release().await.expect_err("a lost lock cannot be released as if nothing happened");
@@ -116,7 +116,8 @@ pub async fn a_gentle_break_ends_with_the_lease(stage: &dyn Stage, form: Form) {
     assert_eq!(guard.state(), State::Uncertain);
     let reason = within(ttl, "the running lease is the last", guard.lost()).await;
     assert_eq!(reason, LossReason::Revoked);
-    drop(soon(stage, "the next has it when the lease ended", line.next()).await);
+    let limit = stage.lag() + patience(stage);
+    drop(within(limit, "the next has it when the lease ended", line.next()).await);
 }
 
 /// A process that was stopped beyond its lease knows it as soon as it goes on.
@@ -126,14 +127,51 @@ pub async fn a_stopped_process_knows_that_it_lost(stage: &dyn Stage) {
     let call = process.begin_lock("stopped", Form::Mutex.mode(), stage.ttl());
     let first = process.granted(call).await;
     process.stop();
-    let limit = stage.ttl() + patience(stage);
     let lock = Form::Mutex.of(&locks, "stopped", terms(stage));
-    let next = within(limit, "a stopped process is succeeded", lock.lock()).await.unwrap();
+    let next = within(lapse(stage), "a stopped process is succeeded", lock.lock()).await.unwrap();
     assert!(next.token() > first);
     process.resume();
     assert_eq!(process.state(call).await, "lost", "the first word after the stop");
     assert_eq!(next.state(), State::Held, "its late words do not touch the next");
     next.confirm().await.unwrap();
+}
+
+/// The connection between one client and its home is cut, while the home is well. The guard doubts;
+/// a connection that comes back in time ends the doubt, and one that does not is a loss by the
+/// deadline. Then the client goes on with new locks.
+pub async fn a_cut_session_is_told(stage: &dyn Stage) {
+    let (clock, ttl) = (stage.clock(), stage.ttl());
+    let theirs = stage.client().await;
+    let linked = stage.linked().await.expect("there is a connection");
+    let ours = |name| Form::Mutex.of(&linked.locks, name, terms(stage));
+
+    let guard = ours("healed").lock().await.unwrap();
+    linked.link.set(Connection::Ended);
+    // A third of it until the next renewal, and some time for that to fail.
+    let doubts = until(stage, &guard, State::Uncertain);
+    within(ttl * 2 / 3, "the guard doubts when its connection ends", doubts).await;
+    linked.link.set(Connection::Whole);
+    let again = until(stage, &guard, State::Held);
+    within(guard.valid_for(), "it is held again", again).await;
+    guard.confirm().await.expect("it was never lost");
+    guard.release().await.unwrap();
+
+    let guard = ours("silent").lock().await.unwrap();
+    linked.link.set(Connection::Silent);
+    let deadline = clock.now() + ttl;
+    let doubts = until(stage, &guard, State::Uncertain);
+    within(ttl * 2 / 3, "the guard doubts when nothing is answered", doubts).await;
+    let reason = within(ttl, "the guard loses by its deadline", guard.lost()).await;
+    assert_eq!(reason, LossReason::Expired);
+    assert!(clock.now() < deadline + patience(stage), "it lost long after its deadline");
+    let next = Form::Mutex.of(&theirs, "silent", terms(stage));
+    let next = within(lapse(stage), "the home passes it on", next.lock()).await.unwrap();
+    assert!(next.token() > guard.token());
+    linked.link.set(Connection::Whole);
+    let anew = within(lapse(stage), "the client goes on", ours("anew").lock()).await.unwrap();
+    assert_eq!(anew.state(), State::Held);
+    assert_eq!(guard.state(), State::Lost(LossReason::Expired), "a loss is final");
+    next.confirm().await.expect("what the lost one does late does not touch the next");
 }
 
 /// Nobody tells when a guard begins to doubt, so it is asked again and again.

@@ -113,7 +113,10 @@ laws! {
             a_break_now_is_told_at_once,
             a_gentle_break_ends_with_the_lease,
         ];
-        once: [a_stopped_process_knows_that_it_lost (Processes, RealTime)];
+        once: [
+            a_stopped_process_knows_that_it_lost (Processes, RealTime),
+            a_cut_session_is_told (Link),
+        ];
     }
     leaving {
         in_every_form: [a_cancelled_lock_leaves_nothing, a_timed_out_waiter_leaves_nothing];

@@ -6,7 +6,7 @@ use lockset::{LockState, Lockset};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, patience, soon, state_with, terms, within};
+use crate::tools::{Line, claim, lapse, patience, soon, state_with, terms, within};
 
 /// A watch tells of every change: a grant, a waiter, a hand-off, the end of a lease, a release.
 pub async fn watch_tells_of_changes(stage: &dyn Stage, form: Form) {
@@ -48,7 +48,7 @@ pub async fn watch_tells_of_changes(stage: &dyn Stage, form: Form) {
     until(short, "the bare grant", &held_by(grant.token)).await;
     line.join(2, &form.of(&theirs, "seen/it", terms(stage)));
     // Looked at all the time: whoever looks only afterwards sees it in any case.
-    let limit = stage.ttl() + short;
+    let limit = lapse(stage);
     let inherited = |state: &LockState| {
         state.holders.iter().any(|holder| holder.token > Some(grant.token))
     };

@@ -5,7 +5,7 @@ use lockset::{Break, Error, Token};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{claim, patience, soon, terms, within};
+use crate::tools::{claim, lapse, soon, terms, within};
 
 /// Over releases, ends of leases, and breaks, whoever is granted.
 pub async fn tokens_only_grow(stage: &dyn Stage, form: Form) {
@@ -21,7 +21,7 @@ pub async fn tokens_only_grow(stage: &dyn Stage, form: Form) {
         let broken = locks[0].lock().await.unwrap();
         seen.push(broken.token());
         ours.force_release("growing", how).await.unwrap();
-        let limit = stage.ttl() + patience(stage);
+        let limit = lapse(stage);
         let next = within(limit, "it is free again", locks[1].lock()).await.unwrap();
         seen.push(next.token());
         next.release().await.unwrap();
@@ -29,7 +29,7 @@ pub async fn tokens_only_grow(stage: &dyn Stage, form: Form) {
     let left = claim(stage, "growing", form.mode());
     let grant = stage.engine().await.acquire(&left, Wait::No).await.unwrap().expect("it is free");
     seen.push(grant.token);
-    let limit = stage.ttl() + patience(stage);
+    let limit = lapse(stage);
     let last = within(limit, "a lease ends", locks[0].lock()).await.unwrap();
     seen.push(last.token());
     assert!(seen.is_sorted_by(|a, b| a < b), "tokens do not grow: {seen:?}");

@@ -15,6 +15,7 @@ use lockset::{
     Break, Error, Holder, LockState, LossReason, Mode, Name, Note, Prefix, Result, Token,
 };
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::layer::Layer;
 
@@ -578,6 +579,50 @@ impl Layer for PromisesTooMuch {
         one_by_one(batch, |claim, grant| async {
             let renewed = self.0.renew(&[(claim, grant)]).await.remove(0)?;
             Ok(doubled(claim, renewed))
+        })
+        .await
+    }
+}
+
+/// Forgets the locks of a client from which it has not heard for a while, long before their leases
+/// end: as a server does that ends a session with its connection.
+#[derive(Debug)]
+pub(crate) struct ForgetsTheSilent {
+    inner: Arc<dyn Engine>,
+    heard: Mutex<Instant>,
+}
+
+impl ForgetsTheSilent {
+    pub(crate) fn new(inner: Arc<dyn Engine>) -> Self {
+        Self { inner, heard: Mutex::new(Instant::now()) }
+    }
+
+    /// Whether it was silent for longer than the time between two renewals.
+    fn was_silent(&self, ttl: Duration) -> bool {
+        let before = std::mem::replace(&mut *self.heard.lock().unwrap(), Instant::now());
+        before.elapsed() > ttl * 2 / 5
+    }
+}
+
+#[async_trait]
+impl Layer for ForgetsTheSilent {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.inner
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        self.was_silent(claim.ttl);
+        self.inner.acquire(claim, wait).await
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        one_by_one(batch, |claim, grant| async {
+            match self.was_silent(claim.ttl) {
+                true => {
+                    Err(Error::Lost { name: claim.name.clone(), reason: LossReason::Forgotten })
+                }
+                false => self.inner.renew(&[(claim, grant)]).await.remove(0),
+            }
         })
         .await
     }

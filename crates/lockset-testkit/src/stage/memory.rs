@@ -9,7 +9,7 @@ use lockset::clock::Clock;
 use lockset::engine::Engine;
 use lockset::engine::memory::Memory;
 
-use super::{Stage, Time};
+use super::{Linked, Stage, Time};
 use crate::layer::{Ice, Iced, Layered};
 use crate::process::Process;
 
@@ -57,7 +57,7 @@ impl MemoryStage {
     }
 
     /// Laws about processes meet stand-ins: clients in this process that can be cut off as if
-    /// they had died. For mutants; the real engine has no processes to show.
+    /// they had died, or their connection. For mutants; the real engine has neither.
     pub fn with_stand_ins(mut self) -> Self {
         self.stand_ins = true;
         self
@@ -122,6 +122,14 @@ impl Stage for MemoryStage {
         self.stand_ins.then(|| {
             let locks = Lockset::on(self.engine_with(&death), self.clock()).unwrap();
             Process::stand_in(locks, death)
+        })
+    }
+
+    async fn linked(&self) -> Option<Linked> {
+        let ice = Ice::default();
+        self.stand_ins.then(|| {
+            let locks = Lockset::on(self.engine_with(&ice), self.clock()).unwrap();
+            Linked { locks, link: Box::new(ice) }
         })
     }
 }

@@ -1,10 +1,9 @@
 //! One Redis server of its own, the machine's own time.
 
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -15,8 +14,10 @@ use lockset::engine::Engine;
 use lockset::engine::redis::{Redis, RedisOptions};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Stage, Time};
+use super::port::free_port;
+use super::{Linked, Stage, Time};
 use crate::process::{Judging, Process};
+use crate::proxy::Proxy;
 use crate::steps::until;
 
 /// A `redis-server` without persistence on a free port, killed when dropped.
@@ -70,6 +71,11 @@ impl RedisServer {
     /// The URL of this server.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The URL of this server by way of a proxy that stands before it.
+    pub fn url_through(&self, proxy: &Proxy) -> String {
+        format!("redis://127.0.0.1:{}", proxy.port())
     }
 
     /// The port of this server.
@@ -179,28 +185,6 @@ impl Drop for RedisServer {
     }
 }
 
-/// How far above its port a node of a cluster listens to the other nodes. Redis 6 cannot be told
-/// another.
-const BUS: u16 = 10_000;
-
-/// A port that nobody listens on, from below those that the system gives to connections: else a
-/// connection could take it while its server is down, even one that was meant for that server. The
-/// same is true of its [`BUS`] port.
-pub(super) fn free_port() -> u16 {
-    const PORTS: std::ops::Range<u32> = 10_000..20_000;
-    static TAKEN: AtomicU32 = AtomicU32::new(0);
-    // Test processes that run at the same time begin in different places.
-    let begin = std::process::id().wrapping_mul(97);
-    loop {
-        let number = begin.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed));
-        let port = (PORTS.start + number % (PORTS.end - PORTS.start)) as u16;
-        let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
-        if is_free(port) && is_free(port + BUS) {
-            return port;
-        }
-    }
-}
-
 fn spawn(folder: &Path, port: u16, args: &[String]) -> Child {
     let child = Command::new("redis-server")
         .args(args)
@@ -271,5 +255,11 @@ impl Stage for RedisStage {
 
     async fn process(&self) -> Option<Process> {
         Some(Process::start(self.actor, &self.server.url(), Judging::ByTheGuard))
+    }
+
+    async fn linked(&self) -> Option<Linked> {
+        let proxy = Proxy::before(self.server.port());
+        let locks = Lockset::connect(&self.server.url_through(&proxy)).await.unwrap();
+        Some(Linked { locks, link: Box::new(vec![proxy]) })
     }
 }

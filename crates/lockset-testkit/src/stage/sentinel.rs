@@ -10,7 +10,8 @@ use lockset::engine::Engine;
 use lockset::engine::redis::{Redis, RedisOptions};
 use rustix::process::Signal;
 
-use super::redis::{RedisServer, free_port};
+use super::port::free_port;
+use super::redis::RedisServer;
 use super::{Stage, Time};
 use crate::process::{Judging, Process};
 use crate::steps::until;

@@ -9,9 +9,14 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::redis::free_port;
+use super::port::free_port;
 use crate::python::Python;
 use crate::steps::until;
+
+mod home;
+mod snapshot;
+
+pub use home::Chroot;
 
 /// The unit of ZooKeeper's time: sessions are ended in steps of it.
 const TICK: Duration = Duration::from_millis(100);
@@ -97,6 +102,13 @@ impl ZooKeeperServers {
     /// Whether all servers serve.
     pub fn are_serving(&self) -> bool {
         self.nodes.iter().all(|node| node.role().is_some()) && self.leads().is_some()
+    }
+
+    /// Which server this session is connected with.
+    pub fn server_of(&self, session: i64) -> Option<usize> {
+        let mark = format!("sid=0x{session:x},");
+        let has = |node: &ZooKeeperNode| node.ask("cons").is_some_and(|all| all.contains(&mark));
+        self.nodes.iter().position(has)
     }
 
     /// Waits until all servers serve.
@@ -212,6 +224,18 @@ impl ZooKeeperNode {
         u64::from_str_radix(found.expect("srvr tells the zxid"), 16).unwrap()
     }
 
+    /// Makes it believe that this node has had so many children. It must be the only server, is
+    /// ended for it, and comes back.
+    pub fn count_children_from(&self, path: &str, count: i32) {
+        // A server writes all it knows into a snapshot when it begins.
+        self.start_again();
+        until("the server serves", || self.role().is_some());
+        self.kill();
+        snapshot::count_children_from(&self.folder.path().join("version-2"), path, count);
+        self.start_again();
+        until("the server serves", || self.role().is_some());
+    }
+
     /// It stops answering.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
@@ -283,8 +307,17 @@ pub struct Eyes(Python);
 impl Eyes {
     /// A client of these servers.
     pub fn on(hosts: &str) -> Self {
+        Self::start(&[hosts])
+    }
+
+    /// A client that shows this user and password.
+    pub fn with_login(hosts: &str, login: &str) -> Self {
+        Self::start(&[hosts, login])
+    }
+
+    fn start(args: &[&str]) -> Self {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/zookeeper.py");
-        Self(Python::start(&program, &[hosts]))
+        Self(Python::start(&program, args))
     }
 
     /// The names of the children, in order; nothing if there is no such node.
@@ -318,9 +351,24 @@ impl Eyes {
         self.answer(&["delete", path]).expect("yes or no")
     }
 
+    /// Ends a session of somebody else, as an operator who knows how passwords are made.
+    pub fn end_session(&mut self, session: i64) {
+        self.answer::<()>(&["end_session", &session.to_string()]);
+    }
+
     /// Anything else that `zookeeper.py` knows.
     pub fn ask(&mut self, words: &[&str]) -> String {
         self.0.ask(&serde_json::to_string(words).unwrap())
+    }
+
+    /// Gives an order without waiting for the answer.
+    pub fn say(&mut self, words: &[&str]) {
+        self.0.say(&serde_json::to_string(words).unwrap());
+    }
+
+    /// The next answer.
+    pub fn hear(&mut self) -> String {
+        self.0.hear()
     }
 
     fn answer<T: serde::de::DeserializeOwned>(&mut self, words: &[&str]) -> Option<T> {

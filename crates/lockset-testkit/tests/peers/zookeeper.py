@@ -6,6 +6,8 @@
 import json
 import sys
 import threading
+import time
+import uuid
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, LockTimeout, NoNodeError
@@ -13,13 +15,88 @@ from kazoo.protocol.serialization import Create2
 from kazoo.recipe.lock import Lock, ReadLock, WriteLock
 from kazoo.security import OPEN_ACL_UNSAFE
 
-KINDS = {"lock": Lock, "read": ReadLock, "write": WriteLock}
+
+class Curator:
+    """Curator's InterProcessMutex and InterProcessReadWriteLock, as far as others can see them."""
+
+    def __init__(self, client, path, markers, own):
+        self.client, self.path, self.markers, self.own = client, path, markers, own
+        self.node = None
+
+    def key(self, name):
+        for marker in self.markers:
+            before, found, after = name.rpartition(marker)
+            name = after if found else name
+        return name
+
+    def before(self, me):
+        """Whom it waits for: the one before it, or for a reader the first writer before it."""
+        names = sorted(self.client.get_children(self.path), key=self.key)
+        index = names.index(me)
+        if self.own == "__READ__":
+            names = [name for name in names[:index] if "__WRIT__" in name]
+            return names[0] if names else None
+        return names[index - 1] if index else None
+
+    def acquire(self, blocking=True, timeout=None):
+        self.client.ensure_path(self.path)
+        mine = f"{self.path}/_c_{uuid.uuid4()}-{self.own}"
+        self.node = self.client.create(mine, b"127.0.0.1", ephemeral=True, sequence=True)
+        me = self.node.rpartition("/")[2]
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            other = self.before(me)
+            if other is None:
+                return True
+            gone = threading.Event()
+            try:
+                self.client.get(f"{self.path}/{other}", watch=lambda _: gone.set())
+            except NoNodeError:
+                continue
+            left = None if end is None else end - time.monotonic()
+            if not blocking or not gone.wait(left):
+                self.release()
+                return False
+
+    def release(self):
+        self.client.delete(self.node)
+        return True
+
+    def __enter__(self):
+        self.acquire()
+
+    def __exit__(self, *_):
+        self.release()
+
+
+def curator(markers, own):
+    return lambda client, path, identifier=None: Curator(client, path, markers, own)
+
+
+KINDS = {
+    "lock": Lock,
+    "read": ReadLock,
+    "write": WriteLock,
+    "curator mutex": curator(["lock-"], "lock-"),
+    "curator read": curator(["__READ__", "__WRIT__"], "__READ__"),
+    "curator write": curator(["__READ__", "__WRIT__"], "__WRIT__"),
+}
 
 
 class CreateContainer(Create2):
     """Which kazoo does not have."""
 
     type = 19
+
+
+def password_of(session):
+    """ZooKeeper makes it from the session's number, with Java's random numbers."""
+    state = ((session ^ 0xB3415C00) ^ 0x5DEECE66D) & ((1 << 48) - 1)
+    password = b""
+    for _ in range(4):
+        state = (state * 0x5DEECE66D + 0xB) & ((1 << 48) - 1)
+        password += (state >> 16).to_bytes(4, "little")
+    return password
 
 
 class Peer:
@@ -81,10 +158,15 @@ class Peer:
             return None
         return [[acl.id.scheme, acl.id.id, acl.perms] for acl in acls]
 
-    def session(self):
-        """Whoever knows these two can take the session over."""
-        identity, password = self.client.client_id
-        return [identity, password.hex()]
+    def end_session(self, session):
+        """Takes the session over and closes it."""
+        session = int(session)
+        hosts = ",".join(f"{host}:{port}" for host, port in self.client.hosts)
+        taker = KazooClient(hosts=hosts, timeout=4.0, client_id=(session, password_of(session)))
+        taker.start(timeout=20)
+        assert taker.client_id[0] == session
+        taker.stop()
+        taker.close()
 
     def acquire(self, kind, path, patience):
         """Takes the lock: at once (0), within so many seconds, or without an end (-1)."""
@@ -103,6 +185,10 @@ class Peer:
 
     def release(self, kind, path):
         return bool(self.locks.pop((kind, path)).release())
+
+    def node(self, kind, path):
+        """The node of a lock that is held."""
+        return self.locks[kind, path].node
 
     def count(self, kind, path, file, times):
         """Reads a number and writes the next one so many times, each time under the lock."""

@@ -1,7 +1,7 @@
 //! The laws that the Redis engine obeys, however its servers belong together.
 
 macro_rules! laws_of_redis {
-    ($suite:ident, $stage:ty) => {
+    ($suite:ident, $stage:ty, link: [$($link:ident)?], no_link: [$($no_link:ident)?]) => {
         lockset_testkit::suite! {
             $suite;
             time: Real;
@@ -26,6 +26,7 @@ macro_rules! laws_of_redis {
                 a_notes_change_is_seen,
                 a_stopped_process_knows_that_it_lost,
                 kept_guards_survive_a_blocked_runtime,
+                $($link,)?
             ];
             obeys_in_every_form: [
                 two_claims_never_hold_at_once,
@@ -59,6 +60,7 @@ macro_rules! laws_of_redis {
                 a_killed_holder_process_is_succeeded,
             ];
             refuses: [
+                $($no_link,)?
                 // It has all modes.
                 a_refused_mode_is_refused_not_hung,
             ];
