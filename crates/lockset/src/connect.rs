@@ -1,5 +1,7 @@
 //! From a URL to an engine; the only file that names every engine.
 
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +23,8 @@ const ENGINES: &[&str] = &[
     "redis+sentinel://host:port,…/service",
     "redis+cluster://host:port,…",
     "rediss://… for TLS",
+    "zk://host:port,…/chroot",
+    "zks://… for TLS",
 ];
 
 /// How to connect, where a URL alone does not say it. Made by [`Lockset::builder`].
@@ -47,7 +51,7 @@ impl Builder {
     }
 
     /// The ttl of locks whose [`Terms`](crate::Terms) do not ask for another; 30 seconds if not
-    /// set.
+    /// set. Where all locks of a client share one session, the session timeout to ask for.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
         self
@@ -87,8 +91,7 @@ impl Builder {
         let mut settings = self.settings.clone();
         settings.token_base = url.token_base()?;
         // On the keeper's runtime, so that the engine's tasks live and die with the keeper.
-        let engine =
-            keeper.runtime().spawn(async move { open(&url, self.holder_process).await }).await;
+        let engine = keeper.runtime().spawn(async move { open(&url, &self).await }).await;
         let engine = engine.map_err(|error| Error::Unreachable {
             engine: "keeper",
             what: "its thread ended while connecting".to_owned(),
@@ -107,7 +110,7 @@ impl std::fmt::Debug for Builder {
     }
 }
 
-async fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn Engine>> {
+async fn open(url: &EngineUrl, how: &Builder) -> Result<Arc<dyn Engine>> {
     match url.scheme.as_str() {
         "memory" => {
             url.allow_options(&[])?;
@@ -116,9 +119,10 @@ async fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn En
                 label => Arc::new(Memory::shared(label)),
             })
         }
-        "local" => open_local(url, holder_process),
+        "local" => open_local(url, how.holder_process),
         "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
         | "rediss+cluster" => open_redis(url).await,
+        "zk" | "zks" => open_zookeeper(url, how.settings.ttl).await,
         other => Err(Error::invalid("engine", other, format!("there are {}", known_engines()))),
     }
 }
@@ -179,14 +183,7 @@ async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
         options.fence_idle = Duration::from_secs(days * 86_400);
     }
     options.ca = url.option("ca").map(Into::into);
-    options.client_certificate = match (url.option("cert"), url.option("key")) {
-        (Some(cert), Some(key)) => Some((cert.into(), key.into())),
-        (None, None) => None,
-        _ => {
-            let why = "a certificate and its key go together";
-            return Err(Error::invalid("URL options", "cert, key", why));
-        }
-    };
+    options.client_certificate = url.client_certificate()?;
     options.sentinel_login = url.option("sentinel_login").map(str::to_owned);
     Ok(Arc::new(Redis::connect(options).await?))
 }
@@ -196,8 +193,35 @@ async fn open_redis(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("redis"))
 }
 
+#[cfg(feature = "zookeeper")]
+async fn open_zookeeper(url: &EngineUrl, session: Duration) -> Result<Arc<dyn Engine>> {
+    use crate::engine::zookeeper::{ZooKeeper, ZooKeeperOptions};
+
+    url.allow_options(&["layout", "names", "ca", "cert", "key"])?;
+    let options = ZooKeeperOptions {
+        url: format!("{}:{}", url.scheme, url.rest),
+        layout: url.option("layout").map(str::parse).transpose()?.unwrap_or_default(),
+        raw_names: match url.option("names") {
+            None | Some("escaped") => false,
+            Some("raw") => true,
+            Some(other) => {
+                return Err(Error::invalid("names", other, "there are escaped and raw"));
+            }
+        },
+        session,
+        ca: url.option("ca").map(Into::into),
+        client_certificate: url.client_certificate()?,
+    };
+    Ok(Arc::new(ZooKeeper::connect(options).await?))
+}
+
+#[cfg(not(feature = "zookeeper"))]
+async fn open_zookeeper(_: &EngineUrl, _: Duration) -> Result<Arc<dyn Engine>> {
+    Err(not_compiled_in("zookeeper"))
+}
+
 #[cfg_attr(
-    all(feature = "local", feature = "redis"),
+    all(feature = "local", feature = "redis", feature = "zookeeper"),
     expect(dead_code, reason = "every engine is compiled in")
 )]
 fn not_compiled_in(engine: &'static str) -> Error {
@@ -252,6 +276,19 @@ impl EngineUrl {
                 all.extend(known);
                 let why = format!("{}: knows {}", self.scheme, all.join(", "));
                 Err(Error::invalid("URL option", key, why))
+            }
+        }
+    }
+
+    /// The files of this client's own certificate and its key.
+    #[cfg(any(feature = "redis", feature = "zookeeper"))]
+    fn client_certificate(&self) -> Result<Option<(PathBuf, PathBuf)>> {
+        match (self.option("cert"), self.option("key")) {
+            (Some(cert), Some(key)) => Ok(Some((cert.into(), key.into()))),
+            (None, None) => Ok(None),
+            _ => {
+                let why = "a certificate and its key go together";
+                Err(Error::invalid("URL options", "cert, key", why))
             }
         }
     }

@@ -1,0 +1,726 @@
+//! The way of one claim: its node, its place in the queue, and its end.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::admission::{Verdict, WaitFor, judge};
+use super::layout::number_of;
+use super::session::{Answer, Answered, Fault, Session, failed};
+use super::wire::{Hello, Kind, Refusal};
+use super::words::{Key, Words, token_of};
+use super::{Book, Core, ENGINE, MAIN, PATIENCE, Tag, at_most, new_session, no_fence, teller};
+use crate::clock::Moment;
+use crate::engine::queue::check_permits;
+use crate::engine::{Claim, ClaimId, Grant, Mode, Wait, drift};
+use crate::error::{Error, Result};
+use crate::token::Token;
+
+/// When a name's numbers have come so far, its node is removed as soon as it is empty, so that
+/// they begin anew: nobody's order survives their overflow.
+const HIGH_NUMBER: i32 = i32::MAX - (1 << 20);
+
+/// A claim that has a node, or may have one.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) session: Arc<Session>,
+    pub(super) tag: Tag,
+    pub(super) epoch: u64,
+    /// `None`: a create is under way, or its answer was lost.
+    pub(super) node: Option<Node>,
+    /// Until when it is held, if it is.
+    pub(super) lease: Option<Moment>,
+    /// The connection on which the node is watched, since it is held.
+    pub(super) watched_on: u64,
+    /// Its node says that it waits for permits.
+    pub(super) says_it_waits: bool,
+}
+
+/// A claim's node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    pub(super) path: String,
+    pub(super) token: Token,
+}
+
+impl Node {
+    pub(super) fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or_default()
+    }
+
+    pub(super) fn parent(&self) -> &str {
+        self.path.rsplit_once('/').map_or("", |(parent, _)| parent)
+    }
+}
+
+/// What stopped a claim on its way.
+pub(super) enum Trouble {
+    /// The connection, or the session; a claim that waits begins again when there is another.
+    Fault(Fault),
+    Error(Error),
+}
+
+impl From<Fault> for Trouble {
+    fn from(fault: Fault) -> Self {
+        Trouble::Fault(fault)
+    }
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Trouble::Error(error)
+    }
+}
+
+/// How far a claim came.
+enum Stood {
+    Granted(Grant),
+    NotInTime,
+    Again,
+}
+
+/// One claim and where it asks.
+pub(super) struct Asking<'a> {
+    pub(super) claim: &'a Claim,
+    pub(super) session: Arc<Session>,
+    pub(super) tag: Tag,
+    pub(super) parent: String,
+}
+
+enum Entered {
+    Known(Node),
+    Unsure,
+    /// The node was asked for just now, and the list behind it.
+    Fresh {
+        create: Answer,
+        list: Answer,
+    },
+}
+
+impl Book {
+    /// Takes a claim out.
+    pub(super) fn take(&mut self, id: ClaimId) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        if let Some(node) = &entry.node {
+            self.watched.remove(&node.path);
+        }
+        Some(entry)
+    }
+}
+
+impl Core {
+    pub(super) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        if claim.floor.is_some() {
+            return Err(no_fence());
+        }
+        check_permits(claim)?;
+        let parent = self.paths.lock(&claim.name)?;
+        let (session, tag) = self.session_for(claim).await?;
+        let asking = Asking { claim, session, tag, parent };
+        let mut give_up = at_most(PATIENCE, self.clock.now(), Moment::NEVER);
+        loop {
+            let fault = match self.stand(&asking, wait).await {
+                Ok(Stood::Granted(grant)) => return Ok(Some(grant)),
+                Ok(Stood::NotInTime) => return Ok(None),
+                Ok(Stood::Again) => {
+                    // It had a place, and keeps it over whatever happens to the connection.
+                    if wait != Wait::No {
+                        give_up = wait.deadline();
+                    }
+                    continue;
+                }
+                Err(Trouble::Error(error)) => return Err(error),
+                Err(Trouble::Fault(fault)) => fault,
+            };
+            match fault {
+                Fault::NotSent | Fault::Unknown => {}
+                Fault::Refused(Refusal::SESSION_EXPIRED | Refusal::SESSION_MOVED) => {
+                    // The server ends the connection now, and the next one knows more.
+                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                }
+                fault => return Err(fault.into()),
+            }
+            let has_place = self.book().entries.contains_key(&claim.id);
+            if has_place && wait != Wait::No {
+                give_up = wait.deadline();
+            }
+            asking.session.ready(give_up).await?;
+        }
+    }
+
+    /// The client's own session, or one for a lock that outlives it or ends before it.
+    async fn session_for(&self, claim: &Claim) -> Result<(Arc<Session>, Tag)> {
+        if !claim.fixed && !claim.detachable {
+            return Ok((self.main.clone(), MAIN));
+        }
+        let unsupported = |what: String| Err(Error::Unsupported { engine: ENGINE, what });
+        if claim.fixed && claim.detachable {
+            let what = "a fixed lease that is detachable: nobody can tell how long it still lasts";
+            return unsupported(what.to_owned());
+        }
+        if let Some(entry) = self.book().entries.get(&claim.id)
+            && !entry.session.status().ended
+        {
+            return Ok((entry.session.clone(), entry.tag));
+        }
+        let tag = self.new_tag();
+        let session = self.start_session(new_session(claim.ttl)?, tag);
+        Box::pin(session.ready(self.clock.now() + PATIENCE)).await?;
+        let negotiated = session.timeout();
+        if negotiated < claim.ttl {
+            session.close().await;
+            return unsupported(format!(
+                "a lease of {:?} that is fixed or detachable: the server keeps sessions for at \
+                 most {negotiated:?} (maxSessionTimeout)",
+                claim.ttl
+            ));
+        }
+        Ok((session, tag))
+    }
+
+    /// A session for one lock, on the engine's runtime: the caller's may end before the lock does.
+    pub(super) fn start_session(&self, hello: Hello, tag: Tag) -> Arc<Session> {
+        let _on = self.runtime.enter();
+        let told = teller(tag, self.happenings.clone());
+        Arc::new(Session::start(self.servers.clone(), self.clock.clone(), hello, false, told))
+    }
+
+    /// Gets a place, and waits at it.
+    async fn stand(&self, asking: &Asking<'_>, wait: Wait) -> Result<Stood, Trouble> {
+        let (node, children) = match self.enter(asking)? {
+            Entered::Known(node) => {
+                let list = asking.session.children(&asking.parent, false);
+                (node, self.listed(asking, list).await?)
+            }
+            Entered::Unsure => match self.find(asking).await? {
+                Some(found) => found,
+                None => return Ok(Stood::Again),
+            },
+            Entered::Fresh { create, list } => match self.settle(asking, create).await? {
+                Some(node) => (node, self.listed(asking, list).await?),
+                None => return Ok(Stood::Again),
+            },
+        };
+        let queue = self.layout.queue(&children);
+        match judge(&queue, node.name()) {
+            Verdict::Admitted => match self.admitted(asking, &node).await? {
+                Some(grant) => Ok(Stood::Granted(grant)),
+                None => Ok(Stood::Again),
+            },
+            Verdict::Gone => {
+                // Deleted by somebody, or it ended with its session. It may begin anew.
+                self.book().take(asking.claim.id);
+                Ok(Stood::Again)
+            }
+            Verdict::Clash(why) => {
+                self.leave(asking, &node).await?;
+                let name = asking.claim.name.clone();
+                Err(Error::Conflict { name, why }.into())
+            }
+            Verdict::Wait(_) if self.clock.now() >= wait.deadline() => {
+                self.leave(asking, &node).await?;
+                Ok(Stood::NotInTime)
+            }
+            Verdict::Wait(wait_for) => {
+                // Boxed, because only few come here.
+                Box::pin(self.wait(asking, &node, wait_for, &children, wait.deadline())).await?;
+                Ok(Stood::Again)
+            }
+        }
+    }
+
+    /// A parent that has vanished has no children.
+    async fn listed(&self, _: &Asking<'_>, list: Answer) -> Answered<Vec<String>> {
+        match list.children().await {
+            Err(fault) if fault.is(Refusal::NO_NODE) => Ok(Vec::new()),
+            children => children,
+        }
+    }
+
+    /// Asks for a node unless there is one. The book is open meanwhile, so that a withdrawal comes
+    /// either before, and nothing is sent, or after, and its own request is sent later.
+    fn enter(&self, asking: &Asking<'_>) -> Result<Entered, Trouble> {
+        let Asking { claim, session, tag, parent } = asking;
+        let mut book = self.book();
+        if book.withdrawn.contains(claim.id) {
+            return Err(Error::NotHeld { name: claim.name.clone() }.into());
+        }
+        let status = session.status();
+        match book.entries.get(&claim.id) {
+            Some(entry) if entry.epoch == status.epoch => {
+                return Ok(entry.node.clone().map_or(Entered::Unsure, Entered::Known));
+            }
+            // It ended with its session.
+            Some(_) => drop(book.take(claim.id)),
+            None => {}
+        }
+        if !status.connected {
+            let fault = if status.ended { Fault::Ended } else { Fault::NotSent };
+            return Err(fault.into());
+        }
+        let entry = Entry {
+            session: session.clone(),
+            tag: *tag,
+            epoch: status.epoch,
+            node: None,
+            lease: None,
+            watched_on: 0,
+            says_it_waits: false,
+        };
+        book.entries.insert(claim.id, entry);
+        let node = format!("{parent}/{}", self.layout.node_prefix(claim.id, claim.mode));
+        let data = Words::of(claim).write();
+        let create = session.create(&node, &data, self.acl, Kind::EphemeralSequential);
+        let list = session.children(parent, false);
+        Ok(Entered::Fresh { create, list })
+    }
+
+    /// What became of a create: the node, or `None` if it has to be tried again.
+    async fn settle(&self, asking: &Asking<'_>, create: Answer) -> Result<Option<Node>, Trouble> {
+        let Asking { claim, session, .. } = asking;
+        match create.created().await {
+            Ok((path, stat)) => {
+                let node = Node { path, token: token_of(stat.czxid) };
+                if self.has_run_over(asking, &node).await? {
+                    return Ok(None);
+                }
+                Ok(self.believe(asking, &node, stat.owner)?.then_some(node))
+            }
+            Err(fault @ (Fault::Unknown | Fault::NotSent | Fault::Ended)) => {
+                if matches!(fault, Fault::NotSent) {
+                    self.book().take(claim.id);
+                }
+                Err(fault.into())
+            }
+            Err(Fault::Refused(why)) => {
+                self.book().take(claim.id);
+                if why != Refusal::NO_NODE {
+                    return Err(refused(&asking.parent, why));
+                }
+                let kind = match self.layout.has_containers() {
+                    true => Kind::Container,
+                    false => Kind::Persistent,
+                };
+                self.make_nodes(session, &self.paths.chroot, &asking.parent, kind).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Writes down that a node is the claim's, if it is one of the present session.
+    fn believe(&self, asking: &Asking<'_>, node: &Node, owner: i64) -> Result<bool, Trouble> {
+        let mut book = self.book();
+        let status = asking.session.status();
+        if book.withdrawn.contains(asking.claim.id) {
+            drop(book);
+            self.erase(asking, Some(node.path.clone()));
+            return Err(Error::NotHeld { name: asking.claim.name.clone() }.into());
+        }
+        if owner != asking.session.id() {
+            // A node of a session that is over is never believed; it goes by itself.
+            book.take(asking.claim.id);
+            return Ok(false);
+        }
+        let entry = book.entries.entry(asking.claim.id).or_insert_with(|| Entry {
+            session: asking.session.clone(),
+            tag: asking.tag,
+            epoch: status.epoch,
+            node: None,
+            lease: None,
+            watched_on: 0,
+            says_it_waits: false,
+        });
+        entry.epoch = status.epoch;
+        entry.node = Some(node.clone());
+        Ok(true)
+    }
+
+    /// Whether the numbers of the name had run over and begin anew now. While others are there they
+    /// cannot, and the claim is refused: the order of the layout is lost.
+    async fn has_run_over(&self, asking: &Asking<'_>, node: &Node) -> Result<bool, Trouble> {
+        if number_of(node.name()).is_none_or(|number| number >= 0) {
+            return Ok(false);
+        }
+        self.book().take(asking.claim.id);
+        asking.session.delete(&node.path).done().await?;
+        let freed = asking.session.delete(&asking.parent).done().await;
+        if freed.is_ok() {
+            return Ok(true);
+        }
+        let why = format!(
+            "the numbers of `{}` are used up; its users must leave once, so that it begins anew",
+            asking.parent
+        );
+        Err(Error::Conflict { name: asking.claim.name.clone(), why }.into())
+    }
+
+    /// Looks for the node of a create whose answer was lost.
+    async fn find(&self, asking: &Asking<'_>) -> Result<Option<(Node, Vec<String>)>, Trouble> {
+        let Asking { claim, session, parent, .. } = asking;
+        let (sync, list) = (session.sync(parent), session.children(parent, false));
+        sync.done().await?;
+        let children = self.listed(asking, list).await?;
+        let Some(child) = children.iter().find(|child| self.layout.bears(child, claim.id)) else {
+            // It never was, and will not be: see the beginning of `zookeeper.rs`.
+            let mut book = self.book();
+            if book.entries.get(&claim.id).is_some_and(|entry| entry.node.is_none()) {
+                book.take(claim.id);
+            }
+            return Ok(None);
+        };
+        let path = format!("{parent}/{child}");
+        match session.data(&path, false).data().await {
+            Ok((data, stat)) => {
+                let token = Words::read(&data)
+                    .map_or_else(|| token_of(stat.czxid), |words| words.token(stat.czxid));
+                let node = Node { path, token };
+                let ours = self.believe(asking, &node, stat.owner)?;
+                Ok(ours.then_some((node, children)))
+            }
+            Err(fault) if fault.is(Refusal::NO_NODE) => {
+                self.book().take(claim.id);
+                Ok(None)
+            }
+            Err(fault) => Err(fault.into()),
+        }
+    }
+
+    /// The claim is the first: the grant, unless it was lost on the last step.
+    async fn admitted(&self, asking: &Asking<'_>, node: &Node) -> Result<Option<Grant>, Trouble> {
+        let Asking { claim, session, tag, .. } = asking;
+        let (now, timeout) = (self.clock.now(), session.timeout());
+        let left = session.trusted_until().since(now);
+        if *tag != MAIN {
+            session.rest();
+        }
+        if claim.fixed && left < timeout / 10 * 9 {
+            Box::pin(session.greet_again(at_most(PATIENCE, now, Moment::NEVER))).await?;
+        } else if !claim.fixed && left < timeout / 3 {
+            session.sync(&self.paths.chroot).done().await?;
+        }
+        let mut valid_until = session.trusted_until();
+        if *tag != MAIN {
+            valid_until = valid_until.min((self.clock.now() + claim.ttl).before(drift(claim.ttl)));
+        }
+        let says_it_waits = {
+            let mut book = self.book();
+            if book.withdrawn.contains(claim.id) {
+                return Err(Error::NotHeld { name: claim.name.clone() }.into());
+            }
+            let status = session.status();
+            let entry = book.entries.get_mut(&claim.id);
+            let entry = entry.filter(|entry| entry.epoch == status.epoch);
+            let Some(entry) = entry else { return Ok(None) };
+            entry.lease = Some(valid_until);
+            std::mem::take(&mut entry.says_it_waits)
+        };
+        if says_it_waits {
+            self.say_admitted(session, node.path.clone());
+        }
+        let key = Key {
+            path: node.path.clone(),
+            session: (*tag != MAIN && claim.detachable).then(|| session.credentials()),
+        };
+        Ok(Some(Grant { token: node.token, valid_until, key: key.write() }))
+    }
+
+    /// Waits until those who are before the claim may have changed, or its time is over.
+    async fn wait(
+        &self,
+        asking: &Asking<'_>,
+        node: &Node,
+        wait_for: WaitFor,
+        children: &[String],
+        deadline: Moment,
+    ) -> Answered<()> {
+        let Asking { claim, session, parent, .. } = asking;
+        if matches!(claim.mode, Mode::Permits { .. }) {
+            self.say_waiting(asking, node).await?;
+        }
+        let nodes = match &wait_for {
+            WaitFor::One(one) | WaitFor::Behind(one) => std::slice::from_ref(one),
+            WaitFor::AnyOf(nodes) => nodes,
+        };
+        let paths: Vec<String> = nodes.iter().map(|node| format!("{parent}/{node}")).collect();
+        let mut watching: Vec<_> = paths.iter().map(|path| session.watch(path)).collect();
+        let looks: Vec<_> = paths.iter().map(|path| session.data(path, true)).collect();
+        let mut said = None;
+        for look in looks {
+            match look.data().await {
+                Err(fault) if fault.is(Refusal::NO_NODE) => return Ok(()),
+                Err(fault) => return Err(fault),
+                Ok((data, _)) => said = Words::read(&data).and_then(|words| words.admitted),
+            }
+        }
+        match (&wait_for, said) {
+            (WaitFor::Behind(_), Some(true)) => return Ok(()),
+            (WaitFor::Behind(_), None) => {
+                // It has not found out itself yet whether it waits, and may never say: so any
+                // change counts, until it does.
+                watching.push(session.watch(parent));
+                let again = session.children(parent, true).children().await?;
+                if again != children {
+                    return Ok(());
+                }
+            }
+            _ => {}
+        }
+        let any = futures_util::future::select_all(
+            watching.iter().map(|watching| Box::pin(watching.changed())),
+        );
+        tokio::select! {
+            _ = any => {}
+            () = self.clock.sleep_until(deadline) => {}
+        }
+        Ok(())
+    }
+
+    /// Removes a claim's node that did not get what it wanted. What cannot be done now is done
+    /// later, but not promised.
+    async fn leave(&self, asking: &Asking<'_>, node: &Node) -> Result<(), Trouble> {
+        self.book().take(asking.claim.id);
+        if asking.tag != MAIN {
+            asking.session.close().await;
+            return Ok(());
+        }
+        let mut unsure = Unsure::new(self, asking, node);
+        let outcome = asking.session.delete(&node.path).done().await;
+        match outcome {
+            Ok(()) => unsure.is_done(),
+            Err(fault) if fault.is(Refusal::NO_NODE) => unsure.is_done(),
+            Err(fault) => return Err(Trouble::Error(fault.into())),
+        }
+        Ok(())
+    }
+
+    /// Gives a lock back, and asks for the next one in the same breath.
+    pub(super) async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        next: Option<&Claim>,
+    ) -> Result<Option<Grant>> {
+        let not_held = || Error::NotHeld { name: claim.name.clone() };
+        let entry = self.book().take(claim.id).ok_or_else(not_held)?;
+        let Some(node) = entry.node else { return Err(not_held()) };
+        let asking = Asking {
+            claim,
+            session: entry.session,
+            tag: entry.tag,
+            parent: node.parent().to_owned(),
+        };
+        let mut unsure = Unsure::new(self, &asking, &node);
+        let deleting = asking.session.delete(&node.path);
+        if number_of(node.name()).is_some_and(|number| number > HIGH_NUMBER) {
+            drop(asking.session.delete(&asking.parent));
+        }
+        let next = next.filter(|next| asking.tag == MAIN && !next.fixed && !next.detachable);
+        let next = next.map(|next| Asking {
+            claim: next,
+            session: asking.session.clone(),
+            tag: MAIN,
+            parent: asking.parent.clone(),
+        });
+        // The release stands whatever becomes of the next.
+        let entered = next.as_ref().and_then(|next| Some((next, self.enter(next).ok()?)));
+        let released = deleting.done().await;
+        match released {
+            Ok(()) if node.token == grant.token => unsure.is_done(),
+            Ok(()) | Err(Fault::Refused(Refusal::NO_NODE)) => {
+                unsure.is_done();
+                if let Some((next, _)) = entered {
+                    self.undo(next).await;
+                }
+                return Err(not_held());
+            }
+            Err(fault) => return Err(fault.into()),
+        }
+        if asking.tag != MAIN {
+            asking.session.close().await;
+        }
+        let Some((next, entered)) = entered else { return Ok(None) };
+        Ok(self.granted_at_once(next, entered).await.ok().flatten())
+    }
+
+    /// What a claim that was taken along by a release got; if nothing, it finds out itself.
+    async fn granted_at_once(
+        &self,
+        next: &Asking<'_>,
+        entered: Entered,
+    ) -> Result<Option<Grant>, Trouble> {
+        let Entered::Fresh { create, list } = entered else { return Ok(None) };
+        let Some(node) = self.settle(next, create).await? else { return Ok(None) };
+        let children = self.listed(next, list).await?;
+        match judge(&self.layout.queue(&children), node.name()) {
+            Verdict::Admitted => self.admitted(next, &node).await,
+            _ => Ok(None),
+        }
+    }
+
+    /// Takes back what was asked for in vain.
+    async fn undo(&self, asking: &Asking<'_>) {
+        let entry = self.book().take(asking.claim.id);
+        if let Some(entry) = entry {
+            self.erase(asking, entry.node.map(|node| node.path)).await.ok();
+        }
+    }
+
+    /// Removes whatever bears the claim's id, and sees to it that nothing comes later.
+    pub(super) async fn withdraw(&self, claim: &Claim) -> Result<()> {
+        let entry = {
+            let mut book = self.book();
+            book.withdrawn.insert(claim.id, self.clock.now());
+            book.take(claim.id)
+        };
+        let parent = self.paths.lock(&claim.name)?;
+        let Some(entry) = entry else {
+            // One of this client's that is not in the book has no node; but a ticket's may.
+            if !claim.detachable {
+                return Ok(());
+            }
+            self.ready().await?;
+            let asking = Asking { claim, session: self.main.clone(), tag: MAIN, parent };
+            return Eraser::new(self, &asking, None).attempt().await.map_err(Error::from);
+        };
+        let asking = Asking { claim, session: entry.session, tag: entry.tag, parent };
+        if asking.tag != MAIN && asking.session.status().connected {
+            asking.session.close().await;
+            return Ok(());
+        }
+        let erased = self.erase(&asking, entry.node.map(|node| node.path));
+        let late = || failed("the connection is down; it is removed when it is back".into(), true);
+        match tokio::time::timeout(PATIENCE, erased).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(late()),
+        }
+    }
+
+    /// Removes a claim's node, however long it takes until the answer is sure: the session lives on
+    /// when a lock is given back, and so would the node. Goes on in the background if it is not
+    /// waited for.
+    fn erase(&self, asking: &Asking<'_>, path: Option<String>) -> oneshot::Receiver<()> {
+        self.erase_all(Eraser::new(self, asking, path))
+    }
+
+    /// The same, for a lease that has ended.
+    pub(super) fn erase_node(&self, session: Arc<Session>, epoch: u64, id: ClaimId, node: Node) {
+        let (layout, parent) = (self.layout, node.parent().to_owned());
+        let path = Some(node.path);
+        drop(self.erase_all(Eraser { layout, session, epoch, parent, id, path }));
+    }
+
+    fn erase_all(&self, eraser: Eraser) -> oneshot::Receiver<()> {
+        let (tell, done) = oneshot::channel();
+        // Asked for at once, so that what is sent later comes after it.
+        let first = eraser.path.as_ref().map(|path| eraser.session.delete(path));
+        self.runtime.spawn(async move {
+            eraser.run(first).await;
+            // Nobody has to wait for it.
+            let _ = tell.send(());
+        });
+        done
+    }
+}
+
+fn refused(path: &str, why: Refusal) -> Trouble {
+    failed(format!("the server refused a node at `{path}`: {why}"), false).into()
+}
+
+/// A node that must go.
+struct Eraser {
+    layout: super::Layout,
+    session: Arc<Session>,
+    epoch: u64,
+    parent: String,
+    id: ClaimId,
+    /// `None`: it has to be found.
+    path: Option<String>,
+}
+
+impl Eraser {
+    fn new(core: &Core, asking: &Asking<'_>, path: Option<String>) -> Self {
+        Self {
+            layout: core.layout,
+            session: asking.session.clone(),
+            epoch: asking.session.status().epoch,
+            parent: asking.parent.clone(),
+            id: asking.claim.id,
+            path,
+        }
+    }
+
+    async fn run(self, first: Option<Answer>) {
+        let mut outcome = match first {
+            Some(first) => gone(first.done().await),
+            None => self.attempt().await,
+        };
+        loop {
+            match outcome {
+                Ok(()) => return,
+                Err(Fault::Refused(Refusal::SESSION_EXPIRED | Refusal::SESSION_MOVED)) => {
+                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                }
+                Err(Fault::Refused(why)) => {
+                    tracing::warn!(parent = self.parent, %why, "a node cannot be removed");
+                    return;
+                }
+                Err(_) => {}
+            }
+            match self.session.ready(Moment::NEVER).await {
+                Ok(status) if status.epoch == self.epoch => {}
+                // The node ended with its session.
+                _ => return,
+            }
+            outcome = self.attempt().await;
+        }
+    }
+
+    async fn attempt(&self) -> Answered<()> {
+        if let Some(path) = &self.path {
+            return gone(self.session.delete(path).done().await);
+        }
+        let (sync, list) =
+            (self.session.sync(&self.parent), self.session.children(&self.parent, false));
+        sync.done().await?;
+        let children = match list.children().await {
+            Err(fault) if fault.is(Refusal::NO_NODE) => return Ok(()),
+            children => children?,
+        };
+        for child in children.iter().filter(|child| self.layout.bears(child, self.id)) {
+            gone(self.session.delete(&format!("{}/{child}", self.parent)).done().await)?;
+        }
+        Ok(())
+    }
+}
+
+fn gone(deleted: Answered<()>) -> Answered<()> {
+    match deleted {
+        Err(fault) if fault.is(Refusal::NO_NODE) => Ok(()),
+        deleted => deleted,
+    }
+}
+
+/// A delete under way. Dropped before its answer is known to be one, it is repeated until it is.
+struct Unsure<'a> {
+    core: &'a Core,
+    asking: &'a Asking<'a>,
+    path: Option<String>,
+}
+
+impl<'a> Unsure<'a> {
+    fn new(core: &'a Core, asking: &'a Asking<'a>, node: &Node) -> Self {
+        Self { core, asking, path: Some(node.path.clone()) }
+    }
+
+    fn is_done(&mut self) {
+        self.path = None;
+    }
+}
+
+impl Drop for Unsure<'_> {
+    fn drop(&mut self) {
+        if let Some(path) = self.path.take() {
+            drop(self.core.erase(self.asking, Some(path)));
+        }
+    }
+}
