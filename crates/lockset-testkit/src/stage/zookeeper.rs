@@ -21,7 +21,7 @@ pub use home::Chroot;
 /// The unit of ZooKeeper's time: sessions are ended in steps of it.
 const TICK: Duration = Duration::from_millis(100);
 /// What a server grants at least and at most to whoever asks for a session.
-pub const SESSIONS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
+pub const SESSIONS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 /// Where Debian puts the server; its manifest names the libraries it needs.
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 /// What makes a server start quickly and be small, and spares the disk.
@@ -54,16 +54,15 @@ impl ZooKeeperServers {
         Self::start_with(number, &[])
     }
 
-    /// Starts servers with more lines in their configuration.
-    pub fn start_with(number: usize, lines: &[&str]) -> Self {
+    /// Starts servers with more options for their Java machines.
+    pub fn start_with(number: usize, java: &[&str]) -> Self {
         let ports: Vec<[u16; 3]> = (0..number).map(|_| [(); 3].map(|()| free_port())).collect();
         let peers = ports.iter().enumerate().map(|(index, [_, peer, election])| {
             format!("server.{}=127.0.0.1:{peer}:{election}", index + 1)
         });
         let peers: Vec<String> = if number > 1 { peers.collect() } else { Vec::new() };
         let start = |(index, &[port, ..]): (usize, &[u16; 3])| {
-            let more = peers.iter().map(String::as_str).chain(lines.iter().copied());
-            ZooKeeperNode::start(index + 1, port, more)
+            ZooKeeperNode::start(index + 1, port, &peers, java)
         };
         let servers = Self { nodes: ports.iter().enumerate().map(start).collect() };
         servers.await_serving();
@@ -154,11 +153,12 @@ impl ZooKeeperServers {
 pub struct ZooKeeperNode {
     folder: tempfile::TempDir,
     port: u16,
+    java: Vec<String>,
     running: Mutex<Option<Running>>,
 }
 
 impl ZooKeeperNode {
-    fn start<'a>(id: usize, port: u16, more: impl Iterator<Item = &'a str>) -> Self {
+    fn start(id: usize, port: u16, peers: &[String], java: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (shortest, longest) = SESSIONS;
         let mut lines = vec![
@@ -175,11 +175,12 @@ impl ZooKeeperNode {
             "admin.enableServer=false".to_owned(),
             "4lw.commands.whitelist=*".to_owned(),
         ];
-        lines.extend(more.map(str::to_owned));
+        lines.extend_from_slice(peers);
         std::fs::write(folder.path().join("zoo.cfg"), lines.join("\n")).unwrap();
         std::fs::write(folder.path().join("myid"), id.to_string()).unwrap();
-        let running = Mutex::new(Some(Running::start(folder.path())));
-        Self { folder, port, running }
+        let java: Vec<String> = java.iter().map(|&option| option.to_owned()).collect();
+        let running = Mutex::new(Some(Running::start(folder.path(), &java)));
+        Self { folder, port, java, running }
     }
 
     /// Where clients find it.
@@ -261,7 +262,7 @@ impl ZooKeeperNode {
     pub fn start_again(&self) {
         // Two servers must not have one folder.
         self.kill();
-        *self.running.lock().unwrap() = Some(Running::start(self.folder.path()));
+        *self.running.lock().unwrap() = Some(Running::start(self.folder.path(), &self.java));
     }
 }
 
@@ -273,11 +274,12 @@ struct Running {
 }
 
 impl Running {
-    fn start(folder: &Path) -> Self {
+    fn start(folder: &Path, java: &[String]) -> Self {
         assert!(Path::new(JAR).is_file(), "ZooKeeper is needed: run `cargo xtask setup`");
         let mut keeper = Command::new("sh")
             .args(["-c", UNTIL_LEFT_ALONE, "sh", "java"])
             .args(JAVA)
+            .args(java)
             .args(["-cp", JAR, "org.apache.zookeeper.server.quorum.QuorumPeerMain", "zoo.cfg"])
             .current_dir(folder)
             .stdin(Stdio::piped())
