@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use super::admission::{Verdict, WaitFor, judge};
 use super::layout::number_of;
-use super::session::{Answer, Answered, Fault, Session, failed};
+use super::session::{Answer, Answered, Fault, Session, Watching, failed};
 use super::wire::{Hello, Kind, Refusal};
 use super::words::{Key, Words, token_of};
 use super::{Book, Core, ENGINE, MAIN, PATIENCE, Tag, at_most, new_session, no_fence, teller};
@@ -95,6 +95,14 @@ enum Entered {
         create: Answer,
         list: Answer,
     },
+}
+
+/// What became of a create.
+enum Settled {
+    At(Node),
+    Again,
+    /// The numbers of the name are used up, and others stand there yet.
+    NoNumbers,
 }
 
 impl Book {
@@ -197,8 +205,15 @@ impl Core {
                 None => return Ok(Stood::Again),
             },
             Entered::Fresh { create, list } => match self.settle(asking, create).await? {
-                Some(node) => (node, self.listed(asking, list).await?),
-                None => return Ok(Stood::Again),
+                Settled::At(node) => (node, self.listed(asking, list).await?),
+                Settled::Again => return Ok(Stood::Again),
+                Settled::NoNumbers if self.clock.now() >= wait.deadline() => {
+                    return Ok(Stood::NotInTime);
+                }
+                Settled::NoNumbers => {
+                    Box::pin(self.wait_for_numbers(asking, wait.deadline())).await?;
+                    return Ok(Stood::Again);
+                }
             },
         };
         let queue = self.layout.queue(&children);
@@ -275,16 +290,19 @@ impl Core {
         Ok(Entered::Fresh { create, list })
     }
 
-    /// What became of a create: the node, or `None` if it has to be tried again.
-    async fn settle(&self, asking: &Asking<'_>, create: Answer) -> Result<Option<Node>, Trouble> {
+    /// What became of a create.
+    async fn settle(&self, asking: &Asking<'_>, create: Answer) -> Result<Settled, Trouble> {
         let Asking { claim, session, .. } = asking;
         match create.created().await {
             Ok((path, stat)) => {
                 let node = Node { path, token: token_of(stat.czxid) };
-                if self.has_run_over(asking, &node).await? {
-                    return Ok(None);
+                if number_of(node.name()).is_some_and(|n| !(0..i32::MAX).contains(&n)) {
+                    return self.give_back(asking, &node).await;
                 }
-                Ok(self.believe(asking, &node, stat.owner)?.then_some(node))
+                match self.believe(asking, &node, stat.owner)? {
+                    true => Ok(Settled::At(node)),
+                    false => Ok(Settled::Again),
+                }
             }
             Err(fault @ (Fault::Unknown | Fault::NotSent | Fault::Ended)) => {
                 if matches!(fault, Fault::NotSent) {
@@ -302,7 +320,7 @@ impl Core {
                     false => Kind::Persistent,
                 };
                 self.make_nodes(session, &self.paths.chroot, &asking.parent, kind).await?;
-                Ok(None)
+                Ok(Settled::Again)
             }
         }
     }
@@ -335,23 +353,34 @@ impl Core {
         Ok(true)
     }
 
-    /// Whether the numbers of the name had run over and begin anew now. While others are there they
-    /// cannot, and the claim is refused: the order of the layout is lost.
-    async fn has_run_over(&self, asking: &Asking<'_>, node: &Node) -> Result<bool, Trouble> {
-        if number_of(node.name()).is_none_or(|number| number >= 0) {
-            return Ok(false);
-        }
+    /// Gives back a number that is none: at their end the server gives the last one again and
+    /// again, or negative ones, and no order is left. They begin anew with a new parent, so the old
+    /// one is removed as soon as it is empty.
+    async fn give_back(&self, asking: &Asking<'_>, node: &Node) -> Result<Settled, Trouble> {
         self.book().take(asking.claim.id);
-        asking.session.delete(&node.path).done().await?;
-        let freed = asking.session.delete(&asking.parent).done().await;
-        if freed.is_ok() {
-            return Ok(true);
+        let mut unsure = Unsure::new(self, asking, node);
+        let deleted = asking.session.delete(&node.path);
+        let emptied = asking.session.delete(&asking.parent);
+        gone(deleted.done().await)?;
+        unsure.is_done();
+        match gone(emptied.done().await) {
+            Ok(()) => Ok(Settled::Again),
+            Err(Fault::Refused(_)) => Ok(Settled::NoNumbers),
+            Err(fault) => Err(fault.into()),
         }
-        let why = format!(
-            "the numbers of `{}` are used up; its users must leave once, so that it begins anew",
-            asking.parent
-        );
-        Err(Error::Conflict { name: asking.claim.name.clone(), why }.into())
+    }
+
+    /// Waits until somebody leaves who has one of the last numbers.
+    async fn wait_for_numbers(&self, asking: &Asking<'_>, deadline: Moment) -> Answered<()> {
+        let list = asking.session.children(&asking.parent, false);
+        let children = self.listed(asking, list).await?;
+        match self.layout.queue(&children).pop() {
+            None => Ok(()),
+            Some(last) => {
+                let paths = [format!("{}/{}", asking.parent, last.node)];
+                self.wait_for_change(asking, &paths, deadline).await
+            }
+        }
     }
 
     /// Looks for the node of a create whose answer was lost.
@@ -433,7 +462,7 @@ impl Core {
         children: &[String],
         deadline: Moment,
     ) -> Answered<()> {
-        let Asking { claim, session, parent, .. } = asking;
+        let Asking { claim, parent, .. } = asking;
         if matches!(claim.mode, Mode::Permits { .. }) {
             self.say_waiting(asking, node).await?;
         }
@@ -442,37 +471,69 @@ impl Core {
             WaitFor::AnyOf(nodes) => nodes,
         };
         let paths: Vec<String> = nodes.iter().map(|node| format!("{parent}/{node}")).collect();
-        let mut watching: Vec<_> = paths.iter().map(|path| session.watch(path)).collect();
+        match &wait_for {
+            WaitFor::Behind(_) => self.wait_behind(asking, &paths, children, deadline).await,
+            _ => self.wait_for_change(asking, &paths, deadline).await,
+        }
+    }
+
+    /// Waits until one of these nodes has changed.
+    async fn wait_for_change(
+        &self,
+        asking: &Asking<'_>,
+        paths: &[String],
+        deadline: Moment,
+    ) -> Answered<()> {
+        let session = &asking.session;
+        let watching: Vec<_> = paths.iter().map(|path| session.watch(path)).collect();
         let looks: Vec<_> = paths.iter().map(|path| session.data(path, true)).collect();
-        let mut said = None;
         for look in looks {
             match look.data().await {
                 Err(fault) if fault.is(Refusal::NO_NODE) => return Ok(()),
-                Err(fault) => return Err(fault),
-                Ok((data, _)) => said = Words::read(&data).and_then(|words| words.admitted),
+                look => drop(look?),
             }
         }
-        match (&wait_for, said) {
-            (WaitFor::Behind(_), Some(true)) => return Ok(()),
-            (WaitFor::Behind(_), None) => {
+        self.until_changed(&watching, deadline).await;
+        Ok(())
+    }
+
+    /// Waits until the one before, which waits for permits itself, has left or got them.
+    async fn wait_behind(
+        &self,
+        asking: &Asking<'_>,
+        path: &[String],
+        children: &[String],
+        deadline: Moment,
+    ) -> Answered<()> {
+        let Asking { session, parent, .. } = asking;
+        let Some(path) = path.first() else { return Ok(()) };
+        let mut watching = vec![session.watch(path)];
+        let said = match session.data(path, true).data().await {
+            Err(fault) if fault.is(Refusal::NO_NODE) => return Ok(()),
+            look => Words::read(&look?.0).and_then(|words| words.admitted),
+        };
+        match said {
+            Some(true) => return Ok(()),
+            Some(false) => {}
+            None => {
                 // It has not found out itself yet whether it waits, and may never say: so any
                 // change counts, until it does.
                 watching.push(session.watch(parent));
-                let again = session.children(parent, true).children().await?;
-                if again != children {
+                if session.children(parent, true).children().await? != children {
                     return Ok(());
                 }
             }
-            _ => {}
         }
-        let any = futures_util::future::select_all(
-            watching.iter().map(|watching| Box::pin(watching.changed())),
-        );
+        self.until_changed(&watching, deadline).await;
+        Ok(())
+    }
+
+    async fn until_changed(&self, watching: &[Watching], deadline: Moment) {
+        let changes = watching.iter().map(|watching| Box::pin(watching.changed()));
         tokio::select! {
-            _ = any => {}
+            _ = futures_util::future::select_all(changes) => {}
             () = self.clock.sleep_until(deadline) => {}
         }
-        Ok(())
     }
 
     /// Removes a claim's node that did not get what it wanted. What cannot be done now is done
@@ -549,7 +610,7 @@ impl Core {
         entered: Entered,
     ) -> Result<Option<Grant>, Trouble> {
         let Entered::Fresh { create, list } = entered else { return Ok(None) };
-        let Some(node) = self.settle(next, create).await? else { return Ok(None) };
+        let Settled::At(node) = self.settle(next, create).await? else { return Ok(None) };
         let children = self.listed(next, list).await?;
         match judge(&self.layout.queue(&children), node.name()) {
             Verdict::Admitted => self.admitted(next, &node).await,
