@@ -29,6 +29,7 @@ pub use memory::MemoryStage;
 pub use redis::{RedisServer, RedisStage};
 pub use sentinel::{RedisSentinel, SentinelStage};
 pub use zookeeper::{Chroot, Eyes, SESSIONS, Stat, ZooKeeperNode, ZooKeeperServers};
+pub use zookeeper::{ZooKeeperEnsembleStage, ZooKeeperStage};
 
 /// One home, empty at first, with clients, processes, faults and time as the laws need them. Every
 /// law gets a fresh one.

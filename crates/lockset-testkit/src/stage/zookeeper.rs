@@ -15,8 +15,10 @@ use crate::steps::until;
 
 mod home;
 mod snapshot;
+mod stages;
 
 pub use home::Chroot;
+pub use stages::{ZooKeeperEnsembleStage, ZooKeeperStage};
 
 /// The unit of ZooKeeper's time: sessions are ended in steps of it.
 const TICK: Duration = Duration::from_millis(100);

@@ -17,7 +17,6 @@ pub struct Chroot<const N: usize> {
     /// Always there, until dropped.
     servers: Option<ZooKeeperServers>,
     chroot: String,
-    #[expect(dead_code, reason = "the laws need it")]
     pub(super) actor: &'static str,
 }
 
