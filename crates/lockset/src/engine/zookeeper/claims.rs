@@ -427,10 +427,14 @@ impl Core {
         } else if !claim.fixed && left < timeout / 3 {
             session.sync(&self.paths.chroot).done().await?;
         }
-        let mut valid_until = session.trusted_until();
-        if *tag != MAIN {
-            valid_until = valid_until.min((self.clock.now() + claim.ttl).before(drift(claim.ttl)));
-        }
+        let valid_until = match claim.fixed {
+            // It is not renewed, so it lasts as long as was asked for.
+            true => {
+                let asked = (self.clock.now() + claim.ttl).before(drift(claim.ttl));
+                session.trusted_until().min(asked)
+            }
+            false => session.lease_from(self.clock.now()),
+        };
         let says_it_waits = {
             let mut book = self.book();
             if book.withdrawn.contains(claim.id) {

@@ -157,7 +157,7 @@ impl Core {
                 entry.watched_on = connection;
             }
         }
-        let valid_until = session.trusted_until();
+        let valid_until = session.lease_from(self.clock.now());
         // A downgrade may have moved it while we asked.
         let path = match self.book().entries.get_mut(&claim.id) {
             Some(Entry { lease, node: Some(node), .. }) => {

@@ -298,6 +298,12 @@ impl Session {
         self.shared.state().trust.as_ref().map_or(Moment::from_nanos(0), Trust::until)
     }
 
+    /// How long a lock that is renewed may be believed in now: two thirds of the timeout at most, also
+    /// right after a handshake that is good for more, so that a lease is always as long.
+    pub(super) fn lease_from(&self, now: Moment) -> Moment {
+        self.trusted_until().min(now + self.timeout() * 2 / 3)
+    }
+
     /// From now on only those who ask keep the session alive.
     pub(super) fn rest(&self) {
         self.shared.state().rests = true;
