@@ -12,7 +12,7 @@ import time
 import uuid
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, LockTimeout, NoNodeError
+from kazoo.exceptions import KazooException, LockTimeout, NoNodeError, NotEmptyError
 from kazoo.protocol.serialization import Create2
 from kazoo.recipe.lock import Lock, ReadLock, WriteLock
 from kazoo.security import OPEN_ACL_UNSAFE
@@ -147,11 +147,15 @@ class Peer:
         return self.client.create(path, data.encode(), makepath=True, **how)
 
     def delete(self, path):
-        try:
-            self.client.delete(path, recursive=True)
-            return True
-        except NoNodeError:
-            return False
+        """Again and again, if others make new nodes in it meanwhile."""
+        while True:
+            try:
+                self.client.delete(path, recursive=True)
+                return True
+            except NotEmptyError:
+                continue
+            except NoNodeError:
+                return False
 
     def acl(self, path):
         try:
