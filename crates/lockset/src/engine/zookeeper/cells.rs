@@ -47,6 +47,7 @@ impl Core {
                 Ok(zxid) => return Ok(Swap::Done(version_of(zxid))),
                 Err(Fault::Refused(Refusal::NO_NODE)) if expect == Version::ABSENT => {
                     let (chroot, cells) = (&self.paths.chroot, self.paths.cells());
+                    self.make_nodes(&self.main, "", chroot, Kind::Persistent).await?;
                     self.make_nodes(&self.main, chroot, &cells, Kind::Persistent).await?;
                 }
                 // Somebody was faster: what is there now decides.

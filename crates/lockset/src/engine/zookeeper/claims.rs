@@ -72,6 +72,15 @@ impl From<Error> for Trouble {
     }
 }
 
+impl From<Trouble> for Error {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Fault(fault) => fault.into(),
+            Trouble::Error(error) => error,
+        }
+    }
+}
+
 /// How far a claim came.
 enum Stood {
     Granted(Grant),
@@ -319,7 +328,10 @@ impl Core {
                     true => Kind::Container,
                     false => Kind::Persistent,
                 };
-                self.make_nodes(session, &self.paths.chroot, &asking.parent, kind).await?;
+                // Somebody may have removed the chroot, too.
+                let chroot = &self.paths.chroot;
+                self.make_nodes(session, "", chroot, Kind::Persistent).await?;
+                self.make_nodes(session, chroot, &asking.parent, kind).await?;
                 Ok(Settled::Again)
             }
         }

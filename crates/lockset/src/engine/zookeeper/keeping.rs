@@ -141,9 +141,9 @@ impl Core {
             match session.data(&node.path, true).data().await {
                 Ok((data, stat)) => {
                     let words = Words::read(&data);
-                    if stat.owner != session.id()
-                        || words.as_ref().is_none_or(|w| w.token(stat.czxid) != grant.token)
-                    {
+                    // What others wrote there says nothing about the lock: the path is the claim's.
+                    let another = |words: &Words| words.token(stat.czxid) != grant.token;
+                    if stat.owner != session.id() || words.as_ref().is_some_and(another) {
                         return lost(LossReason::Forgotten);
                     }
                     if words.is_some_and(|words| words.revoked) {

@@ -12,6 +12,8 @@ use crate::clock::Moment;
 
 /// The pauses between rounds of attempts at all servers.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+/// The pause after a connection that was used, whatever the session's timeout.
+const RESPITE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 /// A sign of life is given so many times per timeout.
 const BEATS: u32 = 6;
 
@@ -32,6 +34,9 @@ pub(super) async fn keep(session: Arc<Shared>) {
                 if session.status.borrow().ended {
                     return;
                 }
+                // A server that stumbles is not to be overrun, and whoever took the session over to
+                // end it, as an operator does, must be able to.
+                tokio::time::sleep((session.timeout() / 20).clamp(RESPITE.0, RESPITE.1)).await;
             }
             Ok(Greeted::Expired) => {
                 session.expired();

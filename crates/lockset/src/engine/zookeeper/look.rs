@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::admission::holders;
 use super::cells::cell_of;
+use super::claims::Trouble;
 use super::keeping::{cannot_ask, edit};
 use super::layout::Place;
 use super::session::Fault;
@@ -37,6 +38,22 @@ struct Seen {
 
 impl Core {
     pub(super) async fn look(&self, name: &Name) -> Result<LockState> {
+        let give_up = self.clock.now() + PATIENCE;
+        loop {
+            match self.try_to_look(name).await {
+                // To look again does no harm.
+                Err(Trouble::Fault(Fault::NotSent | Fault::Unknown))
+                    if self.clock.now() < give_up =>
+                {
+                    self.ready().await?;
+                }
+                Err(trouble) => return Err(trouble.into()),
+                Ok(state) => return Ok(state),
+            }
+        }
+    }
+
+    async fn try_to_look(&self, name: &Name) -> Result<LockState, Trouble> {
         let (queue, cell) = self.survey(name).await?;
         let places: Vec<Place> = queue.iter().map(|seen| seen.place.clone()).collect();
         let (holding, waiting) = queue.split_at(holders(&places));
@@ -50,7 +67,7 @@ impl Core {
     }
 
     /// All who hold or wait, in their order, and the cell: as new as what the leader knows now.
-    async fn survey(&self, name: &Name) -> Result<(Vec<Seen>, Option<Cell>)> {
+    async fn survey(&self, name: &Name) -> Result<(Vec<Seen>, Option<Cell>), Trouble> {
         let (parent, cell) = (self.paths.lock(name)?, self.paths.cell(name));
         self.ready().await?;
         let session = &self.main;
@@ -120,8 +137,16 @@ impl Core {
 
     pub(super) async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
         let names = self.names(prefix).await?;
-        let states = join_all(names.iter().map(|name| self.look(name))).await;
-        let states = states.into_iter().collect::<Result<Vec<_>>>()?;
+        let looks = join_all(names.iter().map(|name| self.try_to_look(name))).await;
+        let mut states = Vec::new();
+        for look in looks {
+            match look {
+                Ok(state) => states.push(state),
+                // A listing shows what this user may see.
+                Err(Trouble::Fault(fault)) if fault.is(Refusal::NO_AUTH) => {}
+                Err(trouble) => return Err(trouble.into()),
+            }
+        }
         Ok(states.into_iter().filter(LockState::is_used).collect())
     }
 

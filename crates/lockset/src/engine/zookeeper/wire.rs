@@ -56,7 +56,7 @@ impl fmt::Display for Refusal {
             -6 => "it does not know this request (its version is too old)",
             -8 => "it does not understand the request",
             -101 => "there is no such node",
-            -102 => "this user may not do that here (ACL)",
+            -102 => "this user is not allowed to do that here (NoAuth)",
             -103 => "the node has changed",
             -108 => "an ephemeral node has no children",
             -110 => "there is such a node already",
