@@ -62,6 +62,7 @@ async fn a_waiter_whose_answer_was_lost_has_one_place() {
     let proxy = Proxy::before(home.servers().nodes()[0].port());
     let (ours, theirs) =
         (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
+    let third = client(&home.url(), TTL).await;
     assert!(is_free(&ours, "placed").await);
     let guard = lock(&theirs, "placed").await;
     proxy.swallow_answers();
@@ -69,7 +70,7 @@ async fn a_waiter_whose_answer_was_lost_has_one_place() {
     let asking = tokio::spawn(async move { mutex.lock().await });
     until("it was executed", || home.contenders(&mut eyes, "placed").len() == 2);
     proxy.cut();
-    let last = waiter(&theirs, "placed").await;
+    let last = waiter(&third, "placed").await;
     assert_eq!(home.contenders(&mut eyes, "placed").len(), 3);
     guard.release().await.unwrap();
     served(SOON, asking).await.release().await.unwrap();
@@ -254,7 +255,7 @@ async fn the_ttl_is_what_the_server_grants() {
         let locks = client(&home.url(), asked).await;
         let guard = lock(&locks, "granted").await;
         assert_eq!(guard.ttl(), granted, "{asked:?} were asked for");
-        assert!(guard.valid_for() <= granted * 2 / 3);
+        assert!(guard.valid_for() < granted, "it is believed for no longer");
         guard.release().await.unwrap();
         locks.close().await.unwrap();
     }

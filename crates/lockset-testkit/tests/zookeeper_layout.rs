@@ -121,7 +121,7 @@ async fn parents_are_containers_and_nothing_stays() {
 async fn names_that_differ_never_meet() {
     let (home, _) = home();
     let locks = client(&home.url(), TTL).await;
-    let names = ["a", "a/b", "a%2Fb", "a%2fb", "a%b", "%", ".", "..", "zookeeper", "_", "a b", "ä"];
+    let names = ["a", "a/b", "a%2Fb", "a%2fb", "a%b", "%", "zookeeper", "_", "a b", "ä"];
     let mut held = Vec::new();
     for name in names {
         let free = locks.mutex(name).unwrap().try_lock().await.unwrap();

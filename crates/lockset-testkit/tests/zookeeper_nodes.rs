@@ -72,9 +72,15 @@ async fn a_parent_deleted_by_hand_costs_the_holder_the_lock_and_the_waiters_noth
     // They may have changed places: whoever comes back first is first.
     let (one, other) = within(TTL, "a waiter is served", first_of(first, second)).await;
     assert!(one.token() > guard.token());
-    assert!(!other.is_finished(), "one at a time");
-    one.release().await.unwrap();
-    served(TTL, other).await.release().await.unwrap();
+    // Nodes are deleted one by one, so the first may have been served, and have lost it, before
+    // the end.
+    if other.is_finished() {
+        lost(BY_RENEWAL, &one).await;
+    }
+    drop(one);
+    let other = served(TTL, other).await;
+    assert!(other.token() > guard.token());
+    other.release().await.unwrap();
 }
 
 async fn first_of(mut one: Waiting, mut other: Waiting) -> (Guard, Waiting) {
@@ -251,7 +257,7 @@ async fn what_a_user_makes_nobody_else_can_touch() {
     for user in ["alice:guess", "bob:pa55word"] {
         let stranger = client(&login(user), TTL).await;
         let error = stranger.mutex("alices").unwrap().try_lock().await.unwrap_err();
-        assert_told(&error, &["not allowed", "NoAuth", "authori"], false);
+        assert_told(&error, &["may not do that"], false);
         assert!(!told(&error).contains("pa55word") && !told(&error).contains("guess"));
         assert!(!format!("{stranger:?}").contains(user.split(':').next_back().unwrap()));
         let seen = stranger.list("").await.unwrap();

@@ -54,7 +54,6 @@ impl Home {
     }
 
     /// Locks that live on servers.
-    #[allow(dead_code)]
     pub(crate) fn on(servers: impl Servers + 'static) -> Self {
         Self { dir: TempDir::new().unwrap(), servers: Some(Box::new(servers)) }
     }

@@ -23,6 +23,15 @@ macro_rules! everywhere {
                 }
             )*
         }
+
+        mod zookeeper {
+            $(
+                #[test]
+                fn $promise() {
+                    super::$promise(&crate::zookeeper::home());
+                }
+            )*
+        }
     };
 }
 

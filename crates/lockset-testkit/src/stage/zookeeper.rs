@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use super::port::free_port;
 use crate::python::Python;
@@ -114,7 +114,10 @@ impl ZooKeeperServers {
 
     /// Waits until all servers serve.
     pub fn await_serving(&self) {
-        until("the ZooKeeper servers serve", || self.are_serving());
+        until("the ZooKeeper servers serve", || {
+            self.nodes.iter().for_each(ZooKeeperNode::expect_alive);
+            self.are_serving()
+        });
     }
 
     /// Waits until another than `old` leads.
@@ -252,6 +255,15 @@ impl ZooKeeperNode {
     fn signal(&self, signal: Signal) {
         if let Some(running) = &*self.running.lock().unwrap() {
             kill_process(running.server, signal).unwrap();
+        }
+    }
+
+    /// One that ended by itself will never serve.
+    fn expect_alive(&self) {
+        if let Some(running) = &*self.running.lock().unwrap() {
+            let said = std::fs::read_to_string(self.folder.path().join("stderr"));
+            let port = self.port;
+            assert!(test_kill_process(running.server).is_ok(), "port {port}: it ended: {said:?}");
         }
     }
 
