@@ -482,7 +482,9 @@ impl Shared {
 
     /// How long a server may take to answer.
     pub(super) fn patience(&self) -> Duration {
-        (self.state().timeout / 3).clamp(LEAST_PATIENCE, LONGEST_PATIENCE)
+        // Together with a sign of life that is due and the way to another server, this is less than
+        // what is left of a lease when it is renewed: one server that falls silent costs no lock.
+        (self.state().timeout / 6).clamp(LEAST_PATIENCE, LONGEST_PATIENCE)
     }
 
     pub(super) fn timeout(&self) -> Duration {
