@@ -66,7 +66,7 @@ fn test() -> Outcome {
 /// A feature adds, it never changes: each must build without the others, and what is left out says
 /// how to get it.
 fn features_by_themselves(counts: &mut Counts) -> Outcome {
-    for features in ["local", "redis", "etcd", "blocking"] {
+    for features in ["local", "redis", "etcd", "zookeeper", "blocking"] {
         cargo(&["check", "-q", "-p", "lockset", "--no-default-features", "--features", features])?;
     }
     cargo::count_tests(&["test", "-p", "lockset", "--no-default-features", "--lib"], counts)

@@ -22,15 +22,20 @@ const NEEDS: &[Need] = &[
     Need { program: "redis-server", debian: "redis-server", why: "the Redis engine" },
     Need { program: "timeout", debian: "coreutils", why: "servers that do not answer" },
     Need { program: "redis-cli", debian: "redis-tools", why: "faults of a Redis server" },
+    Need { program: "java", debian: "default-jre-headless", why: "ZooKeeper servers" },
+    Need { program: ZOOKEEPER, debian: "libzookeeper-java", why: "the ZooKeeper engine" },
     Need { program: "etcd", debian: "etcd-server", why: "the etcd engine" },
     Need { program: "etcdctl", debian: "etcd-client", why: "faults of etcd, and its own locks" },
-    Need { program: "python3", debian: "python3", why: "other people's Redis locks" },
+    Need { program: "python3", debian: "python3", why: "other people's locks" },
     Need {
         program: "python3 -m ensurepip --version",
         debian: "python3-venv",
         why: "a Python environment of our own",
     },
 ];
+
+/// The server is a library, whose package brings what it needs, and no service.
+const ZOOKEEPER: &str = "/usr/share/java/zookeeper.jar";
 
 /// Packages that start a service when they are installed. Nobody asked for that.
 const SERVICES: &[Service] = &[

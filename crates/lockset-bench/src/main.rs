@@ -1,7 +1,7 @@
-//! Lockset on Redis against bare sockets and other people's locks: one table of ratios.
+//! Lockset against bare sockets and other people's locks: one table of ratios for each engine.
 //!
-//! `cargo run --release -p lockset-bench -- redis [--quick] [rows…]`, rows by a part of their
-//! name. A crate of its own, so that the peers' dependencies never touch the library.
+//! `cargo run --release -p lockset-bench -- redis [--quick] [rows…]`, `redlock` or `zookeeper`, rows by a part
+//! of their name. A crate of its own, so that the peers' dependencies never touch the library.
 //!
 //! Everything runs on one core: waking a thread on another core can cost several times what a whole
 //! hand-off does, and an unpinned run flips between the two. Every ratio is the median of ratios
@@ -24,10 +24,12 @@ mod idle;
 mod measure;
 mod peers;
 mod processes;
+mod redlock;
 mod renewing;
 mod server;
 mod table;
 mod turns;
+mod zookeeper;
 
 use std::process::ExitCode;
 
@@ -57,6 +59,8 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["redis", rest @ ..] => redis(rest),
+        ["redlock", rest @ ..] => redlock::run(rest),
+        ["zookeeper", rest @ ..] => zookeeper::run(rest),
         // This program is also the other processes of its own measurements.
         ["child", url] => {
             child::obey(url);
@@ -71,7 +75,10 @@ fn main() -> ExitCode {
 
 fn usage() -> String {
     let names: Vec<&str> = SECTIONS.iter().map(|section| section.name).collect();
-    format!("usage: lockset-bench redis [--quick] [rows…]\n\nrows: {}", names.join(", "))
+    let redis = format!("redis [--quick] [rows…]\n\nrows: {}", names.join(", "));
+    let others =
+        [redlock::USAGE, zookeeper::USAGE].map(|one| format!("       lockset-bench {one}"));
+    format!("usage: lockset-bench {redis}\n\n{}", others.join("\n\n"))
 }
 
 fn redis(args: &[&str]) -> ExitCode {

@@ -112,8 +112,7 @@ impl Field {
 
     fn cycles(&self, name: &str, tasks: usize, pace: Pace, table: &mut Table) {
         let names: Vec<String> = (0..tasks).map(|task| format!("cycle/{task}")).collect();
-        let mutexes: Vec<Mutex> =
-            names.iter().map(|name| self.ours.mutex(name).unwrap()).collect();
+        let mutexes: Vec<Mutex> = names.iter().map(|name| self.ours.mutex(name).unwrap()).collect();
         let our_cycle = async |task: usize| {
             mutexes[task].lock().await.unwrap().release().await.unwrap();
         };
@@ -177,7 +176,7 @@ impl Field {
 
     fn contenders(&self, pace: Pace, table: &mut Table) {
         let exe = std::env::current_exe().unwrap();
-        let mut start = |arg: &str| -> Vec<Child> {
+        let start = |arg: &str| -> Vec<Child> {
             let child = || Child::start(Command::new(&exe).args(["child", arg]));
             (0..PROCESSES).map(|_| child()).collect()
         };

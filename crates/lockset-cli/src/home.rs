@@ -12,8 +12,8 @@ pub(crate) const SECRET_VARIABLES: [&str; 3] =
     ["LOCKSET_URL", "LOCKSET_PASSWORD", "LOCKSET_PASSWORD_FILE"];
 
 /// The engines whose URL can carry a password.
-const TAKE_PASSWORD: [&str; 7] =
-    ["redis", "rediss", "redlock", "redlocks", "etcd", "etcds", "postgres"];
+const TAKE_PASSWORD: [&str; 9] =
+    ["redis", "rediss", "redlock", "redlocks", "etcd", "etcds", "zk", "zks", "postgres"];
 
 /// A URL that is complete, password included. It has no `Debug` and no `Display` for a reason.
 pub(crate) struct Home {
@@ -138,6 +138,7 @@ mod tests {
         assert_eq!(url("redis://h:6379/0", "p@:/"), "redis://:p%40%3A%2F@h:6379/0");
         assert_eq!(url("redis://me@h", "x"), "redis://me:x@h");
         assert_eq!(url("redlock://a,b@c?x=1", "s"), "redlock://:s@a,b:s@c?x=1");
+        assert_eq!(url("zk://me@a,b/locks", "s"), "zk://me:s@a,:s@b/locks");
     }
 
     #[test]

@@ -116,6 +116,13 @@ pub(crate) fn announce(name: &Name, token: Token, leads: bool) {
     let _ = writeln!(io::stderr(), "{event}");
 }
 
+/// A ttl that is not what was asked for, on stderr.
+pub(crate) fn announce_ttl(granted: Duration, asked: Duration) {
+    let millis = |span: Duration| span.as_millis() as u64;
+    let event = serde_json::json!({ "ttl_ms": millis(granted), "asked_ttl_ms": millis(asked) });
+    let _ = writeln!(io::stderr(), "{event}");
+}
+
 /// Writes text on stdout.
 pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
     let mut out = io::stdout().lock();

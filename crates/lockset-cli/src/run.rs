@@ -28,7 +28,7 @@ pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Fail
     check_grace(&args.job)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
-        let mut session = Session::open(prepared, home).await?;
+        let mut session = Session::open(prepared, home, &args.job).await?;
         let wish = wish(args.mode, &args.patience, &args.job);
         let outcome = session.once(&args.name, &wish, &args.job, verbose).await;
         session.close().await;
@@ -40,7 +40,7 @@ pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, 
     check_grace(&args.job)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
-        let mut session = Session::open(prepared, home).await?;
+        let mut session = Session::open(prepared, home, &args.job).await?;
         let outcome = campaign_again_and_again(&mut session, args, verbose).await;
         session.close().await;
         outcome
@@ -130,8 +130,9 @@ impl Outcome {
 }
 
 impl Session {
-    async fn open(prepared: Prepared, home: &Home) -> Result<Self, Failure> {
-        let builder = home.builder().holder_process(prepared.guardian());
+    async fn open(prepared: Prepared, home: &Home, job: &JobArgs) -> Result<Self, Failure> {
+        // For engines whose locks share a session: it is to last as long as the lease.
+        let builder = home.builder().holder_process(prepared.guardian()).ttl(ttl(job));
         let (mut link, mut signals) = prepared.attach()?;
         match unless_ended(&mut link, &mut signals, builder.connect()).await? {
             Ok(locks) => Ok(Self {
@@ -167,6 +168,7 @@ impl Session {
             Ok(granted) => granted?,
             Err(signal) => return Ok(Outcome::ended_while_waiting(signal)),
         };
+        self.tell_of_ttl(guard.ttl(), ttl(job));
         self.announce(&guard, true);
         let outcome = Watch::new(self, &guard, job).run(job).await;
         self.announce(&guard, false);
@@ -175,6 +177,21 @@ impl Session {
         // An engine that did not answer now will not answer a moment later.
         self.is_deaf = released.is_err();
         outcome.finish(name, loss, released.unwrap_or_else(|_| Err(no_answer(&locks))), job)
+    }
+
+    /// Where the lease is that of a session, a server may have granted another than was asked for.
+    fn tell_of_ttl(&self, granted: Duration, asked: Duration) {
+        if granted == asked {
+            return;
+        }
+        match self.announce {
+            Some(Announce::Json) => crate::output::announce_ttl(granted, asked),
+            _ => complain(format_args!(
+                "the ttl is {} and not {}: the server decides how long a session may last",
+                humantime::format_duration(granted),
+                humantime::format_duration(asked),
+            )),
+        }
     }
 
     fn announce(&self, guard: &Guard, leads: bool) {

@@ -49,7 +49,13 @@ pub(crate) struct Seen {
 impl<'a> Watch<'a> {
     pub(crate) fn new(session: &'a mut Session, guard: &'a Guard, job: &JobArgs) -> Self {
         let ttl = guard.ttl();
-        let grace = job.grace.unwrap_or(ttl / 3).min(ttl / 3);
+        // Where a session is the lease, a renewal is good for two thirds of it only; a third of
+        // that must be left when the next is due, or the command is ended for no reason.
+        let longest = match session.locks.capabilities().session {
+            Some(_) => ttl * 2 / 9,
+            None => ttl / 3,
+        };
+        let grace = job.grace.unwrap_or(longest).min(longest);
         Self { session, guard, ttl, grace, seen: Seen::default() }
     }
 

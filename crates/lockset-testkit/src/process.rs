@@ -106,13 +106,21 @@ enum Body {
 impl Process {
     /// Starts the binary `actor` and connects it to `url`.
     pub fn start(actor: &str, url: &str, judging: Judging) -> Self {
-        let mut child = Command::new(actor)
-            .arg(url)
-            .args((judging == Judging::ByHearsay).then_some("--by-hearsay"))
+        let hearsay = (judging == Judging::ByHearsay).then_some("--by-hearsay");
+        Self::spawn(Command::new(actor).arg(url).args(hearsay))
+    }
+
+    /// The same for an engine whose locks all have the ttl of their client.
+    pub fn start_with_ttl(actor: &str, url: &str, ttl: Duration) -> Self {
+        Self::spawn(Command::new(actor).arg(url).args(["--ttl-ms", &ttl.as_millis().to_string()]))
+    }
+
+    fn spawn(actor: &mut Command) -> Self {
+        let mut child = actor
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("{actor}: {error}"));
+            .unwrap_or_else(|error| panic!("{actor:?}: {error}"));
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let (tell, answers) = unbounded_channel();
         std::thread::spawn(move || {

@@ -22,6 +22,7 @@ mod redis;
 mod redlock;
 mod sentinel;
 mod skew;
+mod zookeeper;
 
 pub use cluster::{ClusterStage, RedisCluster};
 pub use etcd::EtcdServers;
@@ -33,6 +34,8 @@ pub use redis::{RedisServer, RedisStage};
 pub use redlock::{DURABLE, RedlockNodes, RedlockStage};
 pub use sentinel::{RedisSentinel, SentinelStage};
 pub use skew::Skew;
+pub use zookeeper::{Chroot, Eyes, SESSIONS, Stat, ZooKeeperNode, ZooKeeperServers};
+pub use zookeeper::{ZooKeeperEnsembleStage, ZooKeeperStage};
 
 /// One home, empty at first, with clients, processes, faults and time as the laws need them. Every
 /// law gets a fresh one.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lockset::{Error, Guard, LockState, Lockset, LossReason};
+use lockset::{Error, Guard, LockState, Lockset, LossReason, State};
 use tokio::task::JoinHandle;
 
 /// How long a test waits for what must happen but has no bound of its own.
@@ -76,6 +76,17 @@ pub fn served(limit: Duration, waiting: Waiting) -> impl Future<Output = Guard> 
 #[track_caller]
 pub fn lost(limit: Duration, guard: &Guard) -> impl Future<Output = LossReason> {
     within(limit, "the holder is told", guard.lost())
+}
+
+/// The guard says this of itself within this time. Nobody tells, so it is asked again and again.
+#[track_caller]
+pub fn becomes(limit: Duration, guard: &Guard, state: State) -> impl Future<Output = ()> {
+    let asked = async move {
+        while guard.state() != state {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(limit, "the guard changes its mind", asked)
 }
 
 /// Watches the lock until it is as told.

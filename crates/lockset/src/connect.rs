@@ -1,5 +1,7 @@
 //! From a URL to an engine; the only file that names every engine.
 
+#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +24,8 @@ const ENGINES: &[&str] = &[
     "redis+cluster://host:port,…",
     "redlock://host:port,host:port,host:port,…",
     "etcd://host:port,…/prefix",
-    "rediss://, redlocks:// and etcds:// for TLS",
+    "zk://host:port,…/chroot",
+    "rediss://, redlocks://, etcds:// and zks:// for TLS",
 ];
 
 /// How to connect, where a URL alone does not say it. Made by [`Lockset::builder`].
@@ -49,7 +52,7 @@ impl Builder {
     }
 
     /// The ttl of locks whose [`Terms`](crate::Terms) do not ask for another; 30 seconds if not
-    /// set.
+    /// set. Where all locks of a client share one session, the session timeout to ask for.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
         self
@@ -89,8 +92,7 @@ impl Builder {
         let mut settings = self.settings.clone();
         settings.token_base = url.token_base()?;
         // On the keeper's runtime, so that the engine's tasks live and die with the keeper.
-        let engine =
-            keeper.runtime().spawn(async move { open(&url, self.holder_process).await }).await;
+        let engine = keeper.runtime().spawn(async move { open(&url, &self).await }).await;
         let engine = engine.map_err(|error| Error::Unreachable {
             engine: "keeper",
             what: "its thread ended while connecting".to_owned(),
@@ -109,7 +111,7 @@ impl std::fmt::Debug for Builder {
     }
 }
 
-async fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn Engine>> {
+async fn open(url: &EngineUrl, how: &Builder) -> Result<Arc<dyn Engine>> {
     match url.scheme.as_str() {
         "memory" => {
             url.allow_options(&[])?;
@@ -118,11 +120,12 @@ async fn open(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn En
                 label => Arc::new(Memory::shared(label)),
             })
         }
-        "local" => open_local(url, holder_process),
+        "local" => open_local(url, how.holder_process),
         "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
         | "rediss+cluster" => open_redis(url).await,
         "redlock" | "redlocks" => open_redlock(url).await,
         "etcd" | "etcds" => open_etcd(url).await,
+        "zk" | "zks" => open_zookeeper(url, how.settings.ttl).await,
         other => Err(Error::invalid("engine", other, format!("there are {}", known_engines()))),
     }
 }
@@ -257,8 +260,35 @@ async fn open_etcd(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("etcd"))
 }
 
+#[cfg(feature = "zookeeper")]
+async fn open_zookeeper(url: &EngineUrl, session: Duration) -> Result<Arc<dyn Engine>> {
+    use crate::engine::zookeeper::{ZooKeeper, ZooKeeperOptions};
+
+    url.allow_options(&["layout", "names", "ca", "cert", "key"])?;
+    let options = ZooKeeperOptions {
+        url: format!("{}:{}", url.scheme, url.rest),
+        layout: url.option("layout").map(str::parse).transpose()?.unwrap_or_default(),
+        raw_names: match url.option("names") {
+            None | Some("escaped") => false,
+            Some("raw") => true,
+            Some(other) => {
+                return Err(Error::invalid("names", other, "there are escaped and raw"));
+            }
+        },
+        session,
+        ca: url.option("ca").map(Into::into),
+        client_certificate: url.client_certificate()?,
+    };
+    Ok(Arc::new(ZooKeeper::connect(options).await?))
+}
+
+#[cfg(not(feature = "zookeeper"))]
+async fn open_zookeeper(_: &EngineUrl, _: Duration) -> Result<Arc<dyn Engine>> {
+    Err(not_compiled_in("zookeeper"))
+}
+
 #[cfg_attr(
-    all(feature = "local", feature = "redis", feature = "etcd"),
+    all(feature = "local", feature = "redis", feature = "etcd", feature = "zookeeper"),
     expect(dead_code, reason = "every engine is compiled in")
 )]
 fn not_compiled_in(engine: &'static str) -> Error {
@@ -304,18 +334,6 @@ impl EngineUrl {
         self.options.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
     }
 
-    #[cfg(any(feature = "redis", feature = "etcd"))]
-    fn client_certificate(&self) -> Result<Option<(std::path::PathBuf, std::path::PathBuf)>> {
-        match (self.option("cert"), self.option("key")) {
-            (Some(cert), Some(key)) => Ok(Some((cert.into(), key.into()))),
-            (None, None) => Ok(None),
-            _ => {
-                let why = "a certificate and its key go together";
-                Err(Error::invalid("URL options", "cert, key", why))
-            }
-        }
-    }
-
     /// Refuses options that neither this engine nor all engines know.
     fn allow_options(&self, known: &[&str]) -> Result<()> {
         match self.options.iter().find(|(k, _)| k != "token_base" && !known.contains(&k.as_str())) {
@@ -340,6 +358,19 @@ impl EngineUrl {
         });
         let bad = || Error::invalid(key, text, "it is a time such as 500ms, 2s or 1m, up to 24h");
         span.map(Duration::from_millis).map(Some).ok_or_else(bad)
+    }
+
+    /// The files of this client's own certificate and its key.
+    #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+    fn client_certificate(&self) -> Result<Option<(PathBuf, PathBuf)>> {
+        match (self.option("cert"), self.option("key")) {
+            (Some(cert), Some(key)) => Ok(Some((cert.into(), key.into()))),
+            (None, None) => Ok(None),
+            _ => {
+                let why = "a certificate and its key go together";
+                Err(Error::invalid("URL options", "cert, key", why))
+            }
+        }
     }
 
     fn token_base(&self) -> Result<u64> {

@@ -28,6 +28,8 @@ pub mod redis;
 pub mod redlock;
 mod watch;
 mod withdrawn;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 /// Where locks live.
 ///
@@ -323,7 +325,7 @@ impl Wait {
 }
 
 /// A lock held: what the engine answered to a claim.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Grant {
     /// The fencing token.
     pub token: Token,
@@ -331,6 +333,16 @@ pub struct Grant {
     pub valid_until: Moment,
     /// The engine's own; travels in a ticket.
     pub key: Vec<u8>,
+}
+
+impl fmt::Debug for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The key may be a secret.
+        f.debug_struct("Grant")
+            .field("token", &self.token)
+            .field("valid_until", &self.valid_until)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A change to a held lock.
@@ -471,7 +483,7 @@ pub enum Swap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// The engine's name, as in its URL scheme.
+    /// The engine's name, such as `redis`.
     pub engine: &'static str,
     /// Readers and writers, and downgrading.
     pub shared: bool,
@@ -487,6 +499,10 @@ pub struct Capabilities {
     pub durable: bool,
     /// Replicas can be waited for: see [`Replicas`].
     pub replicas: bool,
+    /// The lease of an ordinary lock is that of the client's session, which lasts so long, as the
+    /// server granted it: the ttl of all locks that are neither fixed nor detachable. `None` where
+    /// every lock has a lease of its own.
+    pub session: Option<Duration>,
     /// The shortest ttl this engine can keep.
     pub min_ttl: Duration,
     /// The longest ttl this engine can keep.

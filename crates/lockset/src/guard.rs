@@ -493,6 +493,15 @@ impl Hold {
         State::Lost(reason)
     }
 
+    /// When to ask again after what was asked at `sent` was confirmed: after a third of the ttl, or
+    /// of what the lease can be trusted for if that is less.
+    pub(crate) fn next_look(&self, sent: Moment) -> Moment {
+        let trusted = self.inner().grant.valid_until.since(sent);
+        // Leases that are never renewed run down; only their loss is looked for.
+        let trusted = if self.inner().claim.fixed { self.ttl } else { trusted };
+        sent + trusted.clamp(self.ttl / 4, self.ttl) / 3
+    }
+
     /// How much earlier than due this hold may be renewed to save a round trip.
     pub(crate) fn slack(&self) -> Duration {
         self.ttl / 30
@@ -632,9 +641,13 @@ impl Hold {
     async fn amend(&self, to: Amend, change: impl FnOnce(&mut Claim)) -> Result<()> {
         let (claim, grant) = self.current()?;
         match self.client.engine.amend(&claim, &grant, to).await {
-            Ok(_) => {
+            Ok(amended) => {
                 let mut inner = self.inner();
                 change(Arc::make_mut(&mut inner.claim));
+                // Only the key, and only if the lock moved: the rest a renewal may know better.
+                if amended.key != grant.key {
+                    inner.grant.key = amended.key;
+                }
                 Ok(())
             }
             Err(Error::Lost { reason, .. }) => {

@@ -388,7 +388,7 @@ fn heed_answer(
     let next_look = match answer {
         Some(Ok(renewed)) => {
             hold.confirmed(renewed);
-            sent + ttl / 3
+            hold.next_look(sent)
         }
         Some(Err(Error::Lost { reason, .. })) => {
             hold.refused(reason);

@@ -35,6 +35,11 @@ pub struct Terms {
 
 impl Terms {
     /// How long the lock outlives a holder that vanished. It is renewed every third of it.
+    ///
+    /// Where all locks of a client share one session
+    /// ([`Capabilities::session`](crate::Capabilities::session)), the ttl of those that are neither
+    /// fixed nor detachable is the session's, whatever is asked for here: ask for it when
+    /// [connecting](crate::Builder::ttl).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
@@ -77,7 +82,9 @@ impl Terms {
     /// The terms in full, checked against what the engine can keep.
     pub(crate) fn check(&self, client: &Client) -> Result<Checked> {
         let can = client.capabilities;
-        let ttl = self.ttl.unwrap_or(client.settings.ttl);
+        let asked = self.ttl.unwrap_or(client.settings.ttl);
+        let shares_session = !self.fixed && !self.detachable;
+        let ttl = can.session.filter(|_| shares_session).unwrap_or(asked);
         let bad = |what, span: Duration, why: String| {
             Err(Error::invalid(what, &format!("{span:?}"), why))
         };

@@ -182,7 +182,7 @@ fn arrows_point_downwards() {
             let wrong = primitives.iter().chain(&["locks", "connect"]).filter(|one| uses(one));
             found.extend(wrong.map(|module| format!("{file} uses {module}")));
         }
-        let names_an_engine = ["memory", "local", "redis", "etcd"]
+        let names_an_engine = ["memory", "local", "redis", "redlock", "etcd", "zookeeper"]
             .iter()
             .any(|engine| source.shipped().contains(&format!("engine::{engine}")));
         if names_an_engine && file != "connect.rs" && !file.starts_with("engine") {

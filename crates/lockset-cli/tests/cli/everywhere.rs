@@ -35,6 +35,15 @@ macro_rules! everywhere {
                 }
             )*
         }
+
+        mod zookeeper {
+            $(
+                #[test]
+                fn $promise() {
+                    super::$promise(&crate::zookeeper::home());
+                }
+            )*
+        }
     };
 }
 

@@ -18,3 +18,4 @@ mod looking;
 mod signals;
 mod terminal;
 mod tickets;
+mod zookeeper;

@@ -334,6 +334,7 @@ impl Engine for Etcd {
             pushes: false,
             durable: true,
             replicas: false,
+            session: None,
             min_ttl: Duration::from_secs(2),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

@@ -140,6 +140,7 @@ impl Engine for Local {
             pushes: true,
             durable: true,
             replicas: false,
+            session: None,
             min_ttl: Duration::from_millis(100),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

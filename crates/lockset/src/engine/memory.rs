@@ -123,6 +123,7 @@ impl Engine for Memory {
             pushes: true,
             durable: false,
             replicas: false,
+            session: None,
             min_ttl: Duration::from_millis(100),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

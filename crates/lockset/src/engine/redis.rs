@@ -289,6 +289,7 @@ impl Engine for Redis {
             pushes: true,
             durable: true,
             replicas: true,
+            session: None,
             min_ttl: Duration::from_millis(200),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

@@ -310,6 +310,7 @@ impl Engine for Redlock {
             pushes: each.iter().all(|can| can.pushes),
             durable: each.iter().all(|can| can.durable),
             replicas: false,
+            session: None,
             min_ttl: each.iter().map(|can| can.min_ttl).max().unwrap_or_default(),
             max_ttl: self.core.options.max_ttl,
         }

@@ -1,0 +1,409 @@
+//! One ZooKeeper server of its own, or an ensemble of three, the machine's own time.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use super::port::free_port;
+use crate::python::Python;
+use crate::steps::until;
+
+mod home;
+mod snapshot;
+mod stages;
+
+pub use home::Chroot;
+pub use stages::{ZooKeeperEnsembleStage, ZooKeeperStage};
+
+/// The unit of ZooKeeper's time: sessions are ended in steps of it.
+const TICK: Duration = Duration::from_millis(100);
+/// What a server grants at least and at most to whoever asks for a session.
+pub const SESSIONS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
+/// Where Debian puts the server; its manifest names the libraries it needs.
+const JAR: &str = "/usr/share/java/zookeeper.jar";
+/// What makes a server start quickly and be small, and spares the disk.
+const JAVA: [&str; 11] = [
+    "-Xmx128m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "-Xshare:auto",
+    "-Dzookeeper.forceSync=no",
+    "-Dfsync.warningthresholdms=60000",
+    "-Dzookeeper.preAllocSize=1024",
+    "-Dznode.container.checkIntervalMs=300",
+    "-Dznode.container.maxPerMinute=60000",
+    "-Dzookeeper.jmx.log4j.disable=true",
+];
+/// Runs a server until there is nobody left at the other end of its standard input, so that it
+/// ends also with a test that was killed, or that keeps it in a static until its own end.
+const UNTIL_LEFT_ALONE: &str = r#""$@" </dev/null & echo $!; read _; kill -9 $!; wait $!"#;
+
+/// ZooKeeper servers on free ports that know each other, killed when dropped.
+#[derive(Debug)]
+pub struct ZooKeeperServers {
+    nodes: Vec<ZooKeeperNode>,
+}
+
+impl ZooKeeperServers {
+    /// Starts so many servers (1 or 3), and waits until they serve.
+    pub fn start(number: usize) -> Self {
+        Self::start_with(number, &[])
+    }
+
+    /// Starts servers with more options for their Java machines.
+    pub fn start_with(number: usize, java: &[&str]) -> Self {
+        let ports: Vec<[u16; 3]> = (0..number).map(|_| [(); 3].map(|()| free_port())).collect();
+        let peers = ports.iter().enumerate().map(|(index, [_, peer, election])| {
+            format!("server.{}=127.0.0.1:{peer}:{election}", index + 1)
+        });
+        let peers: Vec<String> = if number > 1 { peers.collect() } else { Vec::new() };
+        let start = |(index, &[port, ..]): (usize, &[u16; 3])| {
+            ZooKeeperNode::start(index + 1, port, &peers, java)
+        };
+        let servers = Self { nodes: ports.iter().enumerate().map(start).collect() };
+        servers.await_serving();
+        servers
+    }
+
+    /// The servers.
+    pub fn nodes(&self) -> &[ZooKeeperNode] {
+        &self.nodes
+    }
+
+    /// `zk://…` of all servers and this chroot.
+    pub fn url(&self, chroot: &str) -> String {
+        format!("zk://{}/{}", self.hosts(), chroot.trim_start_matches('/'))
+    }
+
+    /// All servers, as ZooKeeper's own clients write it.
+    pub fn hosts(&self) -> String {
+        self.nodes.iter().map(ZooKeeperNode::host).collect::<Vec<_>>().join(",")
+    }
+
+    /// Which server leads; the only one does.
+    pub fn leader(&self) -> usize {
+        self.leads().expect("a server leads")
+    }
+
+    fn leads(&self) -> Option<usize> {
+        self.nodes.iter().position(|node| node.role().is_some_and(|role| role != "follower"))
+    }
+
+    /// A server that does not lead.
+    pub fn follower(&self) -> usize {
+        (self.leader() + 1) % self.nodes.len()
+    }
+
+    /// Whether all servers serve.
+    pub fn are_serving(&self) -> bool {
+        self.nodes.iter().all(|node| node.role().is_some()) && self.leads().is_some()
+    }
+
+    /// Which server this session is connected with.
+    pub fn server_of(&self, session: i64) -> Option<usize> {
+        let mark = format!("sid=0x{session:x},");
+        let has = |node: &ZooKeeperNode| node.ask("cons").is_some_and(|all| all.contains(&mark));
+        self.nodes.iter().position(has)
+    }
+
+    /// Waits until all servers serve.
+    pub fn await_serving(&self) {
+        until("the ZooKeeper servers serve", || {
+            self.nodes.iter().for_each(ZooKeeperNode::expect_alive);
+            self.are_serving()
+        });
+    }
+
+    /// Waits until another than `old` leads.
+    pub fn await_another_leader(&self, old: usize) {
+        until("another leads", || self.leads().is_some_and(|leader| leader != old));
+    }
+
+    /// All servers stop answering.
+    pub fn freeze(&self) {
+        self.nodes.iter().for_each(ZooKeeperNode::freeze);
+    }
+
+    /// All servers go on.
+    pub fn thaw(&self) {
+        self.nodes.iter().for_each(ZooKeeperNode::thaw);
+    }
+
+    /// Kills the leader, waits until another leads, and brings it back on what it had written
+    /// down. The only server is killed and brought back.
+    pub fn restart_leader(&self) {
+        let leader = self.leader();
+        self.nodes[leader].kill();
+        if self.nodes.len() > 1 {
+            self.await_another_leader(leader);
+        }
+        self.nodes[leader].start_again();
+        self.await_serving();
+    }
+
+    /// A client that is not ours, to look at the nodes and to change them.
+    pub fn eyes(&self) -> Eyes {
+        Eyes::on(&self.hosts())
+    }
+}
+
+/// One server. Killed when dropped.
+#[derive(Debug)]
+pub struct ZooKeeperNode {
+    folder: tempfile::TempDir,
+    port: u16,
+    java: Vec<String>,
+    running: Mutex<Option<Running>>,
+}
+
+impl ZooKeeperNode {
+    fn start(id: usize, port: u16, peers: &[String], java: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (shortest, longest) = SESSIONS;
+        let mut lines = vec![
+            format!("tickTime={}", TICK.as_millis()),
+            format!("minSessionTimeout={}", shortest.as_millis()),
+            format!("maxSessionTimeout={}", longest.as_millis()),
+            // A thaw after some seconds is then not a new election.
+            "initLimit=100".to_owned(),
+            "syncLimit=40".to_owned(),
+            format!("dataDir={}", folder.path().display()),
+            format!("clientPort={port}"),
+            "clientPortAddress=127.0.0.1".to_owned(),
+            "maxClientCnxns=0".to_owned(),
+            "admin.enableServer=false".to_owned(),
+            "4lw.commands.whitelist=*".to_owned(),
+        ];
+        lines.extend_from_slice(peers);
+        std::fs::write(folder.path().join("zoo.cfg"), lines.join("\n")).unwrap();
+        std::fs::write(folder.path().join("myid"), id.to_string()).unwrap();
+        let java: Vec<String> = java.iter().map(|&option| option.to_owned()).collect();
+        let running = Mutex::new(Some(Running::start(folder.path(), &java)));
+        Self { folder, port, java, running }
+    }
+
+    /// Where clients find it.
+    pub fn host(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The port of this server.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `leader`, `follower` or `standalone`; nothing while it does not serve.
+    pub fn role(&self) -> Option<String> {
+        let answer = self.ask("srvr")?;
+        answer.lines().find_map(|line| line.strip_prefix("Mode: ")).map(str::to_owned)
+    }
+
+    /// What it answers to one of ZooKeeper's four letter words.
+    pub fn ask(&self, word: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        stream.write_all(word.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    /// A figure of `mntr`.
+    pub fn figure(&self, name: &str) -> u64 {
+        let answer = self.ask("mntr").expect("the server answers");
+        let mut lines = answer.lines().filter_map(|line| line.split_once('\t'));
+        let found = lines.find(|(key, _)| key.strip_prefix("zk_") == Some(name));
+        let (_, value) = found.unwrap_or_else(|| panic!("no figure {name} in {answer}"));
+        value.parse::<f64>().unwrap() as u64
+    }
+
+    /// The number of the last transaction.
+    pub fn last_transaction(&self) -> u64 {
+        let answer = self.ask("srvr").expect("the server answers");
+        let found = answer.lines().find_map(|line| line.strip_prefix("Zxid: 0x"));
+        u64::from_str_radix(found.expect("srvr tells the zxid"), 16).unwrap()
+    }
+
+    /// Makes it believe that this node has had so many children. It must be the only server, is
+    /// ended for it, and comes back.
+    pub fn count_children_from(&self, path: &str, count: i32) {
+        // A server writes all it knows into a snapshot when it begins.
+        self.start_again();
+        until("the server serves", || self.role().is_some());
+        self.kill();
+        snapshot::count_children_from(&self.folder.path().join("version-2"), path, count);
+        self.start_again();
+        until("the server serves", || self.role().is_some());
+    }
+
+    /// It stops answering.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// It goes on.
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(running) = &*self.running.lock().unwrap() {
+            kill_process(running.server, signal).unwrap();
+        }
+    }
+
+    /// One that ended by itself will never serve.
+    fn expect_alive(&self) {
+        if let Some(running) = &*self.running.lock().unwrap() {
+            let said = std::fs::read_to_string(self.folder.path().join("stderr"));
+            let port = self.port;
+            assert!(test_kill_process(running.server).is_ok(), "port {port}: it ended: {said:?}");
+        }
+    }
+
+    /// Kills it.
+    pub fn kill(&self) {
+        *self.running.lock().unwrap() = None;
+    }
+
+    /// Starts it again, on what it had written down. Whether it serves is another matter.
+    pub fn start_again(&self) {
+        // Two servers must not have one folder.
+        self.kill();
+        *self.running.lock().unwrap() = Some(Running::start(self.folder.path(), &self.java));
+    }
+}
+
+/// The process of a server, killed when dropped.
+#[derive(Debug)]
+struct Running {
+    keeper: Child,
+    server: Pid,
+}
+
+impl Running {
+    fn start(folder: &Path, java: &[String]) -> Self {
+        assert!(Path::new(JAR).is_file(), "ZooKeeper is needed: run `cargo xtask setup`");
+        let mut keeper = Command::new("sh")
+            .args(["-c", UNTIL_LEFT_ALONE, "sh", "java"])
+            .args(JAVA)
+            .args(java)
+            .args(["-cp", JAR, "org.apache.zookeeper.server.quorum.QuorumPeerMain", "zoo.cfg"])
+            .current_dir(folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(folder.join("stderr")).unwrap())
+            .spawn()
+            .unwrap();
+        let mut pid = String::new();
+        BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut pid).unwrap();
+        let server = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+        Self { keeper, server }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.keeper.stdin.take());
+        // It waits for the server that it kills.
+        let _ = self.keeper.wait();
+    }
+}
+
+/// kazoo: what is on the servers as somebody sees it who shares no code with us.
+#[derive(Debug)]
+pub struct Eyes(Python);
+
+impl Eyes {
+    /// A client of these servers.
+    pub fn on(hosts: &str) -> Self {
+        Self::start(&[hosts])
+    }
+
+    /// A client that shows this user and password.
+    pub fn with_login(hosts: &str, login: &str) -> Self {
+        Self::start(&[hosts, login])
+    }
+
+    fn start(args: &[&str]) -> Self {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/zookeeper.py");
+        Self(Python::start(&program, args))
+    }
+
+    /// The names of the children, in order; nothing if there is no such node.
+    pub fn children(&mut self, path: &str) -> Option<Vec<String>> {
+        self.answer(&["children", path])
+    }
+
+    /// What the server knows about the node; nothing if there is none.
+    pub fn stat(&mut self, path: &str) -> Option<Stat> {
+        self.answer(&["stat", path])
+    }
+
+    /// What is written in the node; nothing if there is none.
+    pub fn data(&mut self, path: &str) -> Option<String> {
+        self.answer(&["data", path])
+    }
+
+    /// Writes into the node.
+    pub fn set(&mut self, path: &str, data: &str) {
+        self.answer::<()>(&["set", path, data]);
+    }
+
+    /// Makes a node, and its parents if they are missing; answers its path. The kind is
+    /// `persistent`, `ephemeral`, `sequential` (and ephemeral) or, with parents, `container`.
+    pub fn create(&mut self, path: &str, kind: &str) -> String {
+        self.answer(&["create", path, kind]).expect("a path")
+    }
+
+    /// Deletes a node and all below it, and whether it was there.
+    pub fn delete(&mut self, path: &str) -> bool {
+        self.answer(&["delete", path]).expect("yes or no")
+    }
+
+    /// Ends a session of somebody else, as an operator who knows how passwords are made.
+    pub fn end_session(&mut self, session: i64) {
+        self.answer::<()>(&["end_session", &session.to_string()]);
+    }
+
+    /// Anything else that `zookeeper.py` knows.
+    pub fn ask(&mut self, words: &[&str]) -> String {
+        self.0.ask(&serde_json::to_string(words).unwrap())
+    }
+
+    /// Gives an order without waiting for the answer.
+    pub fn say(&mut self, words: &[&str]) {
+        self.0.say(&serde_json::to_string(words).unwrap());
+    }
+
+    /// The next answer.
+    pub fn hear(&mut self) -> String {
+        self.0.hear()
+    }
+
+    fn answer<T: serde::de::DeserializeOwned>(&mut self, words: &[&str]) -> Option<T> {
+        let answer = self.ask(words);
+        serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{words:?}: {answer}: {error}"))
+    }
+}
+
+/// What the server knows about a node.
+#[derive(Clone, Debug, serde::Deserialize, PartialEq, Eq)]
+pub struct Stat {
+    /// The transaction that created it.
+    pub czxid: u64,
+    /// The session with which it ends; 0 if it does not.
+    pub owner: i64,
+    /// How often its data was written.
+    pub version: i32,
+    /// How often its children changed.
+    pub cversion: i32,
+    /// How many children it has.
+    pub children: u32,
+}

@@ -1,0 +1,82 @@
+//! The laws' view of a home on ZooKeeper servers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockset::Lockset;
+use lockset::clock::Clock;
+use lockset::engine::Engine;
+use lockset::engine::zookeeper::{ZooKeeper, ZooKeeperOptions};
+
+use super::home::Chroot;
+use crate::process::Process;
+use crate::proxy::Proxy;
+use crate::stage::{Linked, Stage, Time};
+use crate::steps;
+
+/// One server.
+pub type ZooKeeperStage = Chroot<1>;
+/// An ensemble of three.
+pub type ZooKeeperEnsembleStage = Chroot<3>;
+
+/// The session of every client, and so the ttl of its locks.
+const TTL: Duration = Duration::from_secs(2);
+
+#[async_trait]
+impl<const N: usize> Stage for Chroot<N> {
+    fn time(&self) -> Time {
+        Time::Real
+    }
+
+    fn clock(&self) -> Clock {
+        Clock::boot()
+    }
+
+    fn ttl(&self) -> Duration {
+        TTL
+    }
+
+    /// Sessions end in steps of a tick, and the server that leads hears of them by the others.
+    fn lag(&self) -> Duration {
+        Duration::from_millis(300)
+    }
+
+    async fn client(&self) -> Lockset {
+        steps::client(&self.url(), TTL).await
+    }
+
+    async fn engine(&self) -> Arc<dyn Engine> {
+        let options =
+            ZooKeeperOptions { url: self.url(), session: TTL, ..ZooKeeperOptions::default() };
+        Arc::new(ZooKeeper::connect(options).await.unwrap())
+    }
+
+    async fn elsewhere(&self) -> Lockset {
+        steps::client(&self.url_elsewhere(), TTL).await
+    }
+
+    async fn freeze(&self) {
+        self.servers().freeze();
+    }
+
+    async fn thaw(&self) {
+        self.servers().thaw();
+    }
+
+    async fn restart(&self) {
+        self.servers().restart_leader();
+    }
+
+    async fn linked(&self) -> Option<Linked> {
+        let nodes = self.servers().nodes();
+        let link: Vec<Proxy> = nodes.iter().map(|node| Proxy::before(node.port())).collect();
+        let ports: Vec<u16> = link.iter().map(Proxy::port).collect();
+        let locks = steps::client(&self.url_by(&ports), TTL).await;
+        Some(Linked { locks, link: Box::new(link) })
+    }
+
+    async fn process(&self) -> Option<Process> {
+        Some(Process::start_with_ttl(self.actor, &self.url(), TTL))
+    }
+}

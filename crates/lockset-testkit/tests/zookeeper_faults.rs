@@ -1,0 +1,283 @@
+//! What the ZooKeeper engine makes of lost answers, cut connections and ended sessions: each has a
+//! clear outcome, seen on a real server by somebody who shares no code with us.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::time::{Duration, Instant};
+
+use lockset::{Error, Guard, Lockset, State};
+use lockset_testkit::proxy::Proxy;
+use lockset_testkit::stage::{Chroot, Eyes, SESSIONS};
+use lockset_testkit::steps::{
+    assert_told, becomes, client, is_free, lock, lost, served, until, waiter, within,
+};
+
+type Home = Chroot<1>;
+
+/// A lock is then trusted for 2 s after each renewal, which come every second.
+const TTL: Duration = Duration::from_secs(3);
+/// Too short for any session to end, and for a renewal after which it would be noticed anyway.
+const SOON: Duration = Duration::from_millis(900);
+/// A third of the ttl, and the time that an answer takes on a busy machine.
+const BY_RENEWAL: Duration = Duration::from_millis(1800);
+/// For what a server must be started again for.
+const LONG: Duration = Duration::from_secs(15);
+
+fn home() -> (Home, Eyes) {
+    let home = Home::start("");
+    let eyes = home.servers().eyes();
+    (home, eyes)
+}
+
+/// The node has the claim's id in its name, as Curator writes it.
+fn bears(node: &str, guard: &Guard) -> bool {
+    node.replace('-', "").contains(&guard.claim_id().to_string())
+}
+
+/// The server reaps empty parents all the time, so this meets it in the middle.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_was_lost_leads_to_the_same_node() {
+    let (home, mut eyes) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let (ours, theirs) =
+        (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
+    assert!(is_free(&ours, "unanswered").await);
+    proxy.swallow_answers();
+    let mutex = ours.mutex("unanswered").unwrap();
+    let asking = tokio::spawn(async move { mutex.lock().await });
+    until("it was executed", || home.contenders(&mut eyes, "unanswered").len() == 1);
+    let node = home.only_node(&mut eyes, "unanswered");
+    proxy.cut();
+    let guard = served(SOON, asking).await;
+    assert_eq!(home.only_node(&mut eyes, "unanswered"), node, "neither lost nor doubled");
+    assert!(bears(&node, &guard), "{node} is of {}", guard.claim_id());
+    assert_eq!(eyes.stat(&node).unwrap().czxid, guard.token().get());
+    assert!(!is_free(&theirs, "unanswered").await);
+    guard.release().await.unwrap();
+    assert!(is_free(&theirs, "unanswered").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_answer_was_lost_has_one_place() {
+    let (home, mut eyes) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let (ours, theirs) =
+        (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
+    let third = client(&home.url(), TTL).await;
+    assert!(is_free(&ours, "placed").await);
+    let guard = lock(&theirs, "placed").await;
+    proxy.swallow_answers();
+    let mutex = ours.mutex("placed").unwrap();
+    let asking = tokio::spawn(async move { mutex.lock().await });
+    until("it was executed", || home.contenders(&mut eyes, "placed").len() == 2);
+    proxy.cut();
+    let last = waiter(&third, "placed").await;
+    assert_eq!(home.contenders(&mut eyes, "placed").len(), 3);
+    guard.release().await.unwrap();
+    served(SOON, asking).await.release().await.unwrap();
+    served(SOON, last).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_arrives_after_the_release_takes_nothing() {
+    let (home, mut eyes) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let ours = client(&home.url_by(&[proxy.port()]), TTL).await;
+    assert!(is_free(&ours, "late").await);
+    proxy.hold_requests();
+    let mutex = ours.mutex("late").unwrap();
+    let asking = tokio::spawn(async move { mutex.lock().await });
+    proxy.until("a request is held back", |seen| seen.held > 0);
+    proxy.cut();
+    let guard = served(SOON, asking).await;
+    guard.release().await.unwrap();
+    let other = lock(&ours, "other").await;
+    proxy.let_pass();
+    proxy.until("the late request passed", |seen| seen.late > 0);
+    // A session has one connection, and the server listens to no other.
+    tokio::time::sleep(SOON).await;
+    assert_eq!(home.contenders(&mut eyes, "late"), Vec::<String>::new());
+    other.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_nobody_waits_for_any_more_leaves_nothing() {
+    let (home, mut eyes) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let ours = client(&home.url_by(&[proxy.port()]), TTL).await;
+    let kept = lock(&ours, "kept").await;
+    assert!(is_free(&ours, "withdrawn").await);
+    proxy.silence(true);
+    let patience = Duration::from_millis(200);
+    let began = Instant::now();
+    let error = ours.mutex("withdrawn").unwrap().lock_within(patience).await.unwrap_err();
+    assert!(error.is_retryable() || matches!(error, Error::Timeout { .. }), "{error:?}");
+    assert!(began.elapsed() < patience + SOON, "it waited longer than it was told to");
+    proxy.silence(false);
+    kept.confirm().await.unwrap();
+    until("nothing is left", || home.contenders(&mut eyes, "withdrawn").is_empty());
+    tokio::time::sleep(SOON).await;
+    assert_eq!(home.contenders(&mut eyes, "withdrawn"), Vec::<String>::new());
+    kept.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_whose_answer_was_lost_has_handed_over_once() {
+    let (home, mut eyes) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let (ours, theirs) =
+        (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
+    let guard = lock(&ours, "handed").await;
+    let waiting = waiter(&theirs, "handed").await;
+    proxy.swallow_answers();
+    let releasing = tokio::spawn(guard.release());
+    let next = served(SOON, waiting).await;
+    proxy.cut();
+    // Whether it says that it does not know, or has found out, it does not wait for ever.
+    let told = within(TTL, "it is told", releasing).await.unwrap();
+    assert!(told.is_ok() || told.as_ref().unwrap_err().is_retryable(), "{told:?}");
+    tokio::time::sleep(SOON).await;
+    next.confirm().await.unwrap();
+    assert!(bears(&home.only_node(&mut eyes, "handed"), &next));
+    next.release().await.unwrap();
+}
+
+/// A session goes on for as long as its client lives, so nobody else would ever remove the node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_did_not_reach_the_server_is_not_forgotten() {
+    let (home, mut eyes) = home();
+    let server = &home.servers().nodes()[0];
+    let ttl = Duration::from_secs(12);
+    let (ours, theirs) = (client(&home.url(), ttl).await, client(&home.url(), ttl).await);
+    let (kept, guard) = (lock(&ours, "kept").await, lock(&ours, "dropped").await);
+    let waiting = waiter(&theirs, "dropped").await;
+    server.kill();
+    let told = within(LONG, "it is told", guard.release()).await;
+    assert!(told.is_err(), "there is no server");
+    server.start_again();
+    home.servers().await_serving();
+    let next = served(Duration::from_secs(5), waiting).await;
+    assert!(bears(&home.only_node(&mut eyes, "dropped"), &next));
+    kept.confirm().await.expect("the session was never lost");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_started_again_has_the_locks_and_the_line() {
+    let (home, _) = home();
+    let ttl = Duration::from_secs(12);
+    let (ours, theirs) = (client(&home.url(), ttl).await, client(&home.url(), ttl).await);
+    let guard = lock(&ours, "restarted").await;
+    let waiting = waiter(&theirs, "restarted").await;
+    home.servers().restart_leader();
+    becomes(LONG, &guard, State::Held).await;
+    guard.confirm().await.unwrap();
+    assert!(!waiting.is_finished());
+    let token = guard.token();
+    guard.release().await.unwrap();
+    assert!(served(Duration::from_secs(5), waiting).await.token() > token);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_connection_is_doubted_at_once_and_costs_neither_lock_nor_place() {
+    let (home, mut eyes) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let by_proxy = home.url_by(&[proxy.port()]);
+    let (ours, theirs) = (client(&by_proxy, TTL).await, client(&by_proxy, TTL).await);
+    let guard = lock(&ours, "cut").await;
+    let waiting = waiter(&theirs, "cut").await;
+    let line = home.contenders(&mut eyes, "cut");
+    for _ in 0..3 {
+        proxy.refuse(true);
+        proxy.cut();
+        // Long before a renewal would have failed.
+        becomes(Duration::from_millis(400), &guard, State::Uncertain).await;
+        proxy.refuse(false);
+        becomes(BY_RENEWAL, &guard, State::Held).await;
+    }
+    assert_eq!(home.contenders(&mut eyes, "cut"), line, "the places were kept");
+    assert!(tokio::time::timeout(TTL, guard.lost()).await.is_err(), "it was renewed");
+    guard.release().await.unwrap();
+    served(SOON, waiting).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_of_a_session_that_is_over_is_never_believed() {
+    let (home, mut eyes) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let (ours, theirs) =
+        (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
+    let guard = lock(&ours, "old").await;
+    let node = home.only_node(&mut eyes, "old");
+    let session = eyes.stat(&node).unwrap().owner;
+    let holder = lock(&theirs, "busy").await;
+    let waiting = waiter(&ours, "busy").await;
+    proxy.silence(true);
+    lost(TTL, &guard).await;
+    until("its node is gone", || home.contenders(&mut eyes, "old").is_empty());
+    holder.release().await.unwrap();
+    assert!(!waiting.is_finished(), "nobody could tell it");
+    proxy.silence(false);
+    let guard = served(TTL + SOON, waiting).await;
+    let node = home.only_node(&mut eyes, "busy");
+    assert_ne!(eyes.stat(&node).unwrap().owner, session);
+    assert_eq!(eyes.stat(&node).unwrap().czxid, guard.token().get());
+    let again = lock(&ours, "old").await;
+    assert_eq!(again.state(), State::Held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_an_operator_ends_is_told_and_followed_by_another() {
+    let (home, mut eyes) = home();
+    let (ours, theirs) = (client(&home.url(), TTL).await, client(&home.url(), TTL).await);
+    let (guard, second) = (lock(&ours, "ended").await, lock(&ours, "ended too").await);
+    let node = home.only_node(&mut eyes, "ended");
+    let session = eyes.stat(&node).unwrap().owner;
+    let next = waiter(&theirs, "ended").await;
+    let holder = lock(&theirs, "busy").await;
+    let waiting = waiter(&ours, "busy").await;
+    eyes.end_session(session);
+    lost(BY_RENEWAL, &guard).await;
+    lost(BY_RENEWAL, &second).await;
+    assert!(served(SOON, next).await.token() > guard.token());
+    within(TTL, "new locks can be had", lock(&ours, "anew")).await.release().await.unwrap();
+    holder.release().await.unwrap();
+    served(BY_RENEWAL, waiting).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ttl_is_what_the_server_grants() {
+    let (home, _) = home();
+    let (shortest, longest) = SESSIONS;
+    for (asked, granted) in [
+        (Duration::from_millis(100), shortest),
+        (Duration::from_secs(5), Duration::from_secs(5)),
+        (Duration::from_secs(3600), longest),
+    ] {
+        let locks = client(&home.url(), asked).await;
+        let guard = lock(&locks, "granted").await;
+        assert_eq!(guard.ttl(), granted, "{asked:?} were asked for");
+        assert!(guard.valid_for() < granted, "it is believed for no longer");
+        guard.release().await.unwrap();
+        locks.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_where_nobody_is_does_not_matter() {
+    let (home, _) = home();
+    let port = home.servers().nodes()[0].port();
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = nobody.local_addr().unwrap().port();
+    let dead = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port()
+    };
+    for ports in [[dead, port], [port, dead], [silent, port], [port, silent]] {
+        let url = home.url_by(&ports);
+        let locks = within(TTL * 2, "it finds the one that is there", client(&url, TTL)).await;
+        lock(&locks, "found").await.release().await.unwrap();
+        locks.close().await.unwrap();
+    }
+    let nowhere = Lockset::builder(&home.url_by(&[dead])).ttl(TTL).connect();
+    let error = within(LONG, "it is told", nowhere).await.unwrap_err();
+    assert_told(&error, &["refused", "reach"], true);
+}

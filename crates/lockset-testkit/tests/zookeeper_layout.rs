@@ -1,0 +1,216 @@
+//! What we put on a ZooKeeper server, and how we read what others put there: Curator's layout to
+//! the letter, seen by somebody who shares no code with us.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::time::Duration;
+
+use lockset::Guard;
+use lockset_testkit::stage::{Chroot, Eyes};
+use lockset_testkit::steps::{client, is_free, lock, served, until, waiter, within};
+
+type Home = Chroot<1>;
+
+const TTL: Duration = Duration::from_secs(4);
+/// Too short for any session to end.
+const SOON: Duration = Duration::from_millis(1200);
+/// What Curator would choose.
+const A_UUID: &str = "0f0f0f0f-1111-4222-8333-444444444444";
+
+fn home() -> (Home, Eyes) {
+    let home = Home::start("");
+    let eyes = home.servers().eyes();
+    (home, eyes)
+}
+
+/// The only node's name without what differs from time to time: digits of the id are `x`, those of
+/// the number `9`.
+fn shape(home: &Home, eyes: &mut Eyes, name: &str) -> String {
+    let node = home.only_node(eyes, name);
+    let node = node.rsplit('/').next().unwrap();
+    let number = node.len() - 10;
+    let is_hex = |letter: char| letter.is_ascii_digit() || ('a'..='f').contains(&letter);
+    let masked = node.char_indices().map(|(at, letter)| match letter {
+        '0'..='9' if at >= number => '9',
+        // `_c_` is three letters, the id is 36.
+        _ if (3..39).contains(&at) && is_hex(letter) => 'x',
+        _ => letter,
+    });
+    masked.collect()
+}
+
+fn ours_is_of(node: &str, guard: &Guard) -> bool {
+    node.replace('-', "").contains(&guard.claim_id().to_string())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn our_nodes_are_named_as_curators() {
+    let (home, mut eyes) = home();
+    let locks = client(&home.url(), TTL).await;
+    let id = "_c_xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+    let guard = lock(&locks, "mutex").await;
+    assert_eq!(shape(&home, &mut eyes, "mutex"), format!("{id}-lock-9999999999"));
+    let node = home.only_node(&mut eyes, "mutex");
+    assert!(ours_is_of(&node, &guard), "{node} is of {}", guard.claim_id());
+    let stat = eyes.stat(&node).unwrap();
+    assert_eq!(stat.czxid, guard.token().get(), "the token is the transaction");
+    assert_ne!(stat.owner, 0, "it ends with its session");
+    assert_eq!(eyes.ask(&["acl", &node]), "[[\"world\", \"anyone\", 31]]");
+    guard.release().await.unwrap();
+    assert!(eyes.stat(&node).is_none());
+
+    let writer = locks.rwlock("writer").unwrap().write().await.unwrap();
+    assert_eq!(shape(&home, &mut eyes, "writer"), format!("{id}-lock-9999999999"));
+    writer.release().await.unwrap();
+    let reader = locks.rwlock("reader").unwrap().read().await.unwrap();
+    assert_eq!(shape(&home, &mut eyes, "reader"), format!("{id}-__READ__9999999999"));
+    reader.release().await.unwrap();
+
+    let locks = client(&format!("{}?layout=curator-rw", home.url()), TTL).await;
+    let guard = locks.rwlock("writer").unwrap().write().await.unwrap();
+    assert_eq!(shape(&home, &mut eyes, "writer"), format!("{id}-__WRIT__9999999999"));
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn our_nodes_are_named_as_kazoos_if_told_to() {
+    let (home, mut eyes) = home();
+    let locks = client(&format!("{}?layout=kazoo", home.url()), TTL).await;
+    let name_of = |eyes: &mut Eyes, name: &str| {
+        let node = home.only_node(eyes, name);
+        node.rsplit('/').next().unwrap().to_owned()
+    };
+    let is_number = |text: &str| text.len() == 10 && text.parse::<u32>().is_ok();
+    let guard = lock(&locks, "mutex").await;
+    let node = name_of(&mut eyes, "mutex");
+    let (id, number) = node.split_once("__lock__").unwrap();
+    assert!(id == guard.claim_id().to_string() && id.len() == 32 && is_number(number), "{node}");
+    let reader = locks.rwlock("reader").unwrap().read().await.unwrap();
+    let node = name_of(&mut eyes, "reader");
+    let (id, number) = node.split_once("__rlock__").unwrap();
+    assert!(id == reader.claim_id().to_string() && is_number(number), "{node}");
+    drop((guard, reader));
+    // kazoo's parents stay: nobody reaps them.
+    until("they are given back", || home.contenders(&mut eyes, "mutex").is_empty());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(eyes.stat(&home.path("mutex")).is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parents_are_containers_and_nothing_stays() {
+    let (home, mut eyes) = home();
+    let locks = client(&home.url(), TTL).await;
+    let deep = "a/b/c";
+    let (guard, permit) = (
+        lock(&locks, deep).await,
+        locks.semaphore("permits", 2).unwrap().acquire(1).await.unwrap(),
+    );
+    let read = locks.rwlock("read").unwrap().read().await.unwrap();
+    let top = home.path("").trim_end_matches('/').to_owned();
+    let names = eyes.children(&top).unwrap();
+    assert!(names.contains(&"a%2Fb%2Fc".to_owned()), "a name is one node: {names:?}");
+    for guard in [guard, permit, read] {
+        guard.release().await.unwrap();
+    }
+    until("all are reaped", || {
+        let left = eyes.children(&top).unwrap_or_default();
+        !left.iter().any(|name| ["a%2Fb%2Fc", "permits", "read"].contains(&name.as_str()))
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_differ_never_meet() {
+    let (home, _) = home();
+    let locks = client(&home.url(), TTL).await;
+    let names = ["a", "a/b", "a%2Fb", "a%2fb", "a%b", "%", "zookeeper", "_", "a b", "ä"];
+    let mut held = Vec::new();
+    for name in names {
+        let free = locks.mutex(name).unwrap().try_lock().await.unwrap();
+        held.push(free.unwrap_or_else(|| panic!("{name} meets another")));
+    }
+    let mut listed: Vec<_> = locks.list("").await.unwrap();
+    listed.retain(|state| !state.holders.is_empty());
+    let mut listed: Vec<_> = listed.iter().map(|state| state.name.as_str().to_owned()).collect();
+    let mut expected = names.map(str::to_owned).to_vec();
+    listed.sort();
+    expected.sort();
+    assert_eq!(listed, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn raw_names_keep_their_slashes() {
+    let (home, mut eyes) = home();
+    let locks = client(&format!("{}?names=raw", home.url()), TTL).await;
+    let guard = lock(&locks, "app/jobs").await;
+    let node = home.only_node(&mut eyes, "app/jobs");
+    assert!(ours_is_of(&node, &guard), "{node}");
+    guard.release().await.unwrap();
+}
+
+/// The number behind the last `lock-` decides, not who has the smaller id.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_mutex_before_us_holds_and_one_after_us_waits() {
+    let (home, mut eyes) = home();
+    let (ours, theirs) = (client(&home.url(), TTL).await, client(&home.url(), TTL).await);
+    for id in ["00000000-0000-4000-8000-000000000000", "ffffffff-ffff-4fff-bfff-ffffffffffff"] {
+        let foreign = home.path(&format!("order/_c_{id}-lock-"));
+        let before = eyes.create(&foreign, "sequential");
+        assert!(!is_free(&ours, "order").await, "{before} holds");
+        let waiting = waiter(&ours, "order").await;
+        assert!(eyes.delete(&before));
+        let guard = served(SOON, waiting).await;
+        let after = eyes.create(&foreign, "sequential");
+        guard.confirm().await.unwrap();
+        assert!(!is_free(&theirs, "order").await);
+        let behind = waiter(&theirs, "order").await;
+        guard.release().await.unwrap();
+        tokio::time::sleep(SOON / 4).await;
+        assert!(!behind.is_finished(), "{after} holds now");
+        assert!(eyes.delete(&after));
+        served(SOON, behind).await.release().await.unwrap();
+    }
+}
+
+/// Every child counts, whatever it is called: without a mark it is sorted by its whole name.
+#[tokio::test(flavor = "multi_thread")]
+async fn children_that_are_no_locks_count_as_curator_counts_them() {
+    let (home, mut eyes) = home();
+    let locks = client(&home.url(), TTL).await;
+    // Digits and letters stand behind our numbers, a dash before them.
+    for (child, holds) in [("readme", false), ("zzz", false), ("-first", true), ("!", true)] {
+        let path = home.path(&format!("{}/{child}", child.len()));
+        let name = child.len().to_string();
+        eyes.create(&path, "persistent");
+        assert_eq!(is_free(&locks, &name).await, !holds, "beside {child}");
+        assert!(eyes.delete(&path));
+        assert!(is_free(&locks, &name).await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_reader_shares_and_a_foreign_writer_does_not() {
+    let (home, mut eyes) = home();
+    let locks = client(&home.url(), TTL).await;
+    let rwlock = locks.rwlock("rw").unwrap();
+    let child = |kind: &str| home.path(&format!("rw/_c_{A_UUID}-{kind}"));
+    let reader = eyes.create(&child("__READ__"), "sequential");
+    let ours = rwlock.try_read().await.unwrap().expect("readers share");
+    assert!(rwlock.try_write().await.unwrap().is_none());
+    let writer = eyes.create(&child("__WRIT__"), "sequential");
+    assert!(rwlock.try_read().await.unwrap().is_none(), "a waiting writer is not passed");
+    ours.release().await.unwrap();
+    assert!(eyes.delete(&reader));
+    assert!(rwlock.try_read().await.unwrap().is_none(), "the writer holds");
+
+    // A writer of Curator that reads too has a second node of the same number.
+    let number = writer.rsplit("__").next().unwrap();
+    let downgraded = eyes.create(&format!("{}{number}", child("__READ__")), "ephemeral");
+    assert!(rwlock.try_read().await.unwrap().is_none(), "it still writes");
+    let state = locks.inspect("rw").await.unwrap();
+    assert!(!state.holders.is_empty(), "{state:?}");
+    assert!(eyes.delete(&writer));
+    let ours = within(SOON, "it only reads now", rwlock.read()).await.unwrap();
+    assert!(rwlock.try_write().await.unwrap().is_none());
+    assert!(eyes.delete(&downgraded));
+    ours.release().await.unwrap();
+    assert!(rwlock.try_write().await.unwrap().is_some());
+}

@@ -1,0 +1,411 @@
+//! What happens while a lock is held: renewals, changes, what is said about it, and its loss.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::mpsc;
+
+use super::claims::{Asking, Entry, Node};
+use super::session::{Answered, Fault, Happening, Session, failed};
+use super::wire::{Change, Hello, Kind, Part, Refusal};
+use super::words::{Key, Words};
+use super::{Core, MAIN, PATIENCE, Tag};
+use crate::clock::Moment;
+use crate::engine::{Claim, ClaimId, Grant, Mode, Signal};
+use crate::error::{Error, LossReason, Result};
+use crate::name::Note;
+
+/// How often leases that nobody renews are looked for, in parts of the session's timeout.
+const LOOKS: u32 = 12;
+
+/// What is to be asked about a claim when it is renewed.
+struct Renewal {
+    session: Arc<Session>,
+    node: Node,
+    /// The node is not watched on this connection yet: it is looked at, and watched from then on.
+    look: bool,
+}
+
+impl Core {
+    /// One `sync` per session, whatever the number of its locks. A node is looked at when it is
+    /// renewed for the first time on a connection; from then on a watch tells of changes, and its
+    /// word comes before the answer to the `sync`.
+    pub(super) async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        let ours = join_all(batch.iter().map(|(claim, grant)| self.renewal(claim, grant))).await;
+        let mut sessions: Vec<Arc<Session>> = Vec::new();
+        for renewal in ours.iter().flatten() {
+            if !sessions.iter().any(|session| Arc::ptr_eq(session, &renewal.session)) {
+                sessions.push(renewal.session.clone());
+            }
+        }
+        let synced: Vec<Answered<()>> = join_all(sessions.iter().map(|session| async {
+            let first = session.sync(&self.paths.chroot).done().await;
+            match first {
+                // The session may have rested; if it is still there, this wakes it.
+                Err(Fault::NotSent) => {
+                    let ready = session.ready(self.clock.now() + PATIENCE).await;
+                    ready.map_err(|_| Fault::Ended)?;
+                    session.sync(&self.paths.chroot).done().await
+                }
+                first => first,
+            }
+        }))
+        .await;
+        join_all(batch.iter().zip(ours).map(|((claim, grant), renewal)| async {
+            let renewal = renewal?;
+            let session = sessions.iter().position(|one| Arc::ptr_eq(one, &renewal.session));
+            let synced = session.and_then(|index| synced.get(index)).cloned();
+            self.renewed(claim, grant, renewal, synced.unwrap_or(Err(Fault::NotSent))).await
+        }))
+        .await
+    }
+
+    async fn renewal(&self, claim: &Claim, grant: &Grant) -> Result<Renewal> {
+        let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
+        let known = {
+            let book = self.book();
+            book.entries.get(&claim.id).map(|entry| {
+                let node = entry.node.clone().filter(|node| node.token == grant.token);
+                let is_watched = entry.watched_on == entry.session.status().connection;
+                node.filter(|_| entry.lease.is_some()).map(|node| Renewal {
+                    session: entry.session.clone(),
+                    node,
+                    look: !is_watched,
+                })
+            })
+        };
+        match (known, grant.zookeeper_key()) {
+            (Some(known), _) => known.ok_or_else(forgotten),
+            (None, Some(Key { path, session: Some((id, password)) })) => {
+                self.attach(claim, Node { path, token: grant.token }, id, password).await
+            }
+            (None, _) => Err(forgotten()),
+        }
+    }
+
+    /// Takes over the session that a ticket speaks of.
+    async fn attach(
+        &self,
+        claim: &Claim,
+        node: Node,
+        id: i64,
+        password: Vec<u8>,
+    ) -> Result<Renewal> {
+        let timeout_ms = i32::try_from(claim.ttl.as_millis()).unwrap_or(i32::MAX);
+        let hello = Hello { seen: 0, timeout_ms, session: id, password };
+        let tag = self.new_tag();
+        let session = self.start_session(hello, tag);
+        session.rest();
+        if let Err(error) = session.ready(self.clock.now() + PATIENCE).await {
+            return match session.status().ended {
+                true => Err(Error::lost(&claim.name, LossReason::SessionEnded)),
+                false => Err(error),
+            };
+        }
+        let entry = Entry {
+            session: session.clone(),
+            tag,
+            epoch: session.status().epoch,
+            node: Some(node.clone()),
+            lease: Some(session.trusted_until()),
+            watched_on: 0,
+            says_it_waits: false,
+        };
+        self.book().entries.insert(claim.id, entry);
+        Ok(Renewal { session, node, look: true })
+    }
+
+    async fn renewed(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        renewal: Renewal,
+        synced: Answered<()>,
+    ) -> Result<Grant> {
+        let Renewal { session, node, look } = renewal;
+        if let Err(fault) = synced {
+            let ended = session.status().ended || matches!(fault, Fault::Ended);
+            return Err(match ended {
+                true => Error::lost(&claim.name, LossReason::SessionEnded),
+                false => fault.into(),
+            });
+        }
+        let lost = |reason| {
+            self.book().take(claim.id);
+            Err(Error::lost(&claim.name, reason))
+        };
+        if look {
+            let connection = session.status().connection;
+            self.book().watched.insert(node.path.clone(), claim.id);
+            match session.data(&node.path, true).data().await {
+                Ok((data, stat)) => {
+                    let words = Words::read(&data);
+                    // What others wrote there says nothing about the lock: the path is the claim's.
+                    let another = |words: &Words| words.token(stat.czxid) != grant.token;
+                    if stat.owner != session.id() || words.as_ref().is_some_and(another) {
+                        return lost(LossReason::Forgotten);
+                    }
+                    if words.is_some_and(|words| words.revoked) {
+                        return Err(Error::lost(&claim.name, LossReason::Revoked));
+                    }
+                }
+                Err(fault) if fault.is(Refusal::NO_NODE) => return lost(LossReason::Broken),
+                Err(fault) => return Err(fault.into()),
+            }
+            if let Some(entry) = self.book().entries.get_mut(&claim.id) {
+                entry.watched_on = connection;
+            }
+        }
+        let valid_until = session.lease_from(self.clock.now());
+        // Asked after the trust, which is thus not that of a later session: this task may have
+        // slept for long.
+        let now = session.status().epoch;
+        let path = match self.book().entries.get_mut(&claim.id) {
+            Some(Entry { epoch, .. }) if *epoch != now => {
+                return Err(Error::lost(&claim.name, LossReason::SessionEnded));
+            }
+            // A downgrade may have moved it while we asked.
+            Some(Entry { lease, node: Some(node), .. }) => {
+                *lease = Some(valid_until);
+                node.path.clone()
+            }
+            // It was lost while we asked.
+            _ => return Err(Error::lost(&claim.name, LossReason::Broken)),
+        };
+        let session = grant.zookeeper_key().and_then(|key| key.session);
+        Ok(Grant { token: grant.token, valid_until, key: Key { path, session }.write() })
+    }
+
+    /// The claim's own node, if it holds the lock.
+    fn held(&self, claim: &Claim, grant: &Grant) -> Result<(Arc<Session>, Tag, Node)> {
+        let book = self.book();
+        let entry = book.entries.get(&claim.id).filter(|entry| entry.lease.is_some());
+        let held = entry.and_then(|entry| {
+            let node = entry.node.clone().filter(|node| node.token == grant.token)?;
+            Some((entry.session.clone(), entry.tag, node))
+        });
+        held.ok_or_else(|| Error::lost(&claim.name, LossReason::Forgotten))
+    }
+
+    /// A reader's node with the same number takes the place of the writer's, as in Curator; it says
+    /// which token it goes by.
+    pub(super) async fn downgrade(&self, claim: &Claim, grant: &Grant) -> Result<Grant> {
+        let (session, tag, node) = self.held(claim, grant)?;
+        let lost = || Error::lost(&claim.name, LossReason::Forgotten);
+        let number = self.layout.place(node.name()).map(|place| place.number().to_owned());
+        let prefix = self.layout.node_prefix(claim.id, Mode::Shared);
+        let path = format!("{}/{prefix}{}", node.parent(), number.ok_or_else(lost)?);
+        let data = Words::of(claim).with_token(grant.token).write();
+        let parts = [
+            Part::Create { path: path.clone(), data, acl: self.acl, kind: Kind::Ephemeral },
+            Part::Delete { path: node.path.clone(), version: -1 },
+        ];
+        loop {
+            match session.multi(&parts).transaction().await {
+                Ok(_) | Err(Fault::Refused(Refusal::NODE_EXISTS)) => break,
+                Err(Fault::Refused(Refusal::NO_NODE)) => return Err(lost()),
+                // Not known, so asked again: it can be done only once.
+                Err(Fault::Unknown) => {
+                    session.ready(self.clock.now() + PATIENCE).await?;
+                    session.sync(&path).done().await?;
+                }
+                Err(fault) => return Err(fault.into()),
+            }
+        }
+        let mut book = self.book();
+        book.watched.remove(&node.path);
+        let entry = book.entries.get_mut(&claim.id).ok_or_else(lost)?;
+        entry.node = Some(Node { path: path.clone(), token: grant.token });
+        entry.watched_on = 0;
+        let detached = tag != MAIN && claim.detachable;
+        let key = Key { path, session: detached.then(|| session.credentials()) };
+        Ok(Grant { key: key.write(), ..grant.clone() })
+    }
+
+    pub(super) async fn set_note(&self, claim: &Claim, grant: &Grant, note: Note) -> Result<Grant> {
+        let (session, _, node) = self.held(claim, grant)?;
+        match edit(&session, &node.path, |words| words.set_note(note.clone())).await {
+            Ok(()) => Ok(grant.clone()),
+            Err(fault) if fault.is(Refusal::NO_NODE) => {
+                Err(Error::lost(&claim.name, LossReason::Forgotten))
+            }
+            Err(fault) => Err(fault.into()),
+        }
+    }
+
+    /// Says at the node that its claim waits, so that those behind it need not watch all holders.
+    pub(super) async fn say_waiting(&self, asking: &Asking<'_>, node: &Node) -> Answered<()> {
+        let says_it = |entry: &mut Entry| std::mem::replace(&mut entry.says_it_waits, true);
+        if self.book().entries.get_mut(&asking.claim.id).is_none_or(says_it) {
+            return Ok(());
+        }
+        let said = edit(&asking.session, &node.path, |words| words.admitted = Some(false)).await;
+        match said {
+            // The list will tell that it is gone.
+            Err(fault) if fault.is(Refusal::NO_NODE) => Ok(()),
+            Err(fault) => {
+                if let Some(entry) = self.book().entries.get_mut(&asking.claim.id) {
+                    entry.says_it_waits = false;
+                }
+                Err(fault)
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Says in the background that the claim no longer waits, until it is heard.
+    pub(super) fn say_admitted(&self, session: &Arc<Session>, path: String) {
+        let (session, epoch) = (session.clone(), session.status().epoch);
+        self.runtime.spawn(async move {
+            loop {
+                match edit(&session, &path, |words| words.admitted = Some(true)).await {
+                    Ok(()) | Err(Fault::Refused(_) | Fault::Ended) => return,
+                    Err(Fault::NotSent | Fault::Unknown) => {}
+                }
+                match session.ready(Moment::NEVER).await {
+                    Ok(status) if status.epoch == epoch => {}
+                    _ => return,
+                }
+            }
+        });
+    }
+
+    /// Tells the keeper, which may have ended.
+    fn signal(&self, signal: Signal) {
+        let _ = self.tell.send(signal);
+    }
+
+    fn held_in(&self, tag: Tag) -> Vec<ClaimId> {
+        let book = self.book();
+        let held = book.entries.iter().filter(|(_, entry)| entry.tag == tag);
+        held.filter(|(_, entry)| entry.lease.is_some()).map(|(id, _)| *id).collect()
+    }
+
+    /// The session is over, and everything that stood in it.
+    fn ended(&self, tag: Tag, epoch: u64) {
+        let mut book = self.book();
+        let over: Vec<ClaimId> = book
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.tag == tag && entry.epoch <= epoch)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in over {
+            if book.take(id).is_some_and(|entry| entry.lease.is_some()) {
+                self.signal(Signal::Lost(id, LossReason::SessionEnded));
+            }
+        }
+    }
+
+    /// A node that was held has changed: it is gone, or says something new.
+    fn touched(self: &Arc<Self>, change: Change, path: &str) {
+        let mut book = self.book();
+        let Some(id) = book.watched.get(path).copied() else { return };
+        let held = book.entries.get(&id).is_some_and(|entry| entry.lease.is_some());
+        if change == Change::Deleted {
+            book.take(id);
+            if held {
+                self.signal(Signal::Lost(id, LossReason::Broken));
+            }
+            return;
+        }
+        let Some(entry) = book.entries.get(&id) else { return };
+        let (session, path, core) = (entry.session.clone(), path.to_owned(), self.clone());
+        self.runtime.spawn(async move {
+            // If it cannot be read now, the next renewal looks.
+            let said = session.data(&path, true).data().await;
+            match said {
+                Ok((data, _)) if Words::read(&data).is_some_and(|words| words.revoked) => {
+                    core.signal(Signal::Lost(id, LossReason::Revoked));
+                }
+                Ok(_) => {}
+                Err(_) => {
+                    if let Some(entry) = core.book().entries.get_mut(&id) {
+                        entry.watched_on = 0;
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Changes what a node of ours says.
+pub(super) async fn edit(
+    session: &Session,
+    path: &str,
+    change: impl Fn(&mut Words),
+) -> Answered<()> {
+    loop {
+        let (data, stat) = session.data(path, false).data().await?;
+        // What is not ours cannot be there: the path bears our claim's id.
+        let Some(mut words) = Words::read(&data) else {
+            return Err(Fault::Refused(Refusal::NO_NODE));
+        };
+        change(&mut words);
+        match session.set_data(path, &words.write(), stat.version).done().await {
+            Err(fault) if fault.is(Refusal::BAD_VERSION) => {}
+            done => return done,
+        }
+    }
+}
+
+/// Hands what happens to whom it concerns.
+pub(super) async fn heed_all(
+    core: Arc<Core>,
+    mut happenings: mpsc::UnboundedReceiver<(Tag, Happening)>,
+) {
+    while let Some((tag, happening)) = happenings.recv().await {
+        match happening {
+            Happening::Changed(change, path) => {
+                core.touched(change, &path);
+                core.observers.changed(&core, &path);
+            }
+            Happening::Cut => {
+                let doubted = core.held_in(tag);
+                doubted.into_iter().for_each(|id| core.signal(Signal::Doubt(id)));
+            }
+            Happening::Expired(epoch) => core.ended(tag, epoch),
+            Happening::Connected if tag == MAIN => core.observers.reconnected(&core),
+            Happening::Connected => {}
+        }
+    }
+}
+
+/// Ends the leases that nobody renews: the session would keep their nodes for ever.
+pub(super) async fn end_leases(core: Arc<Core>) {
+    loop {
+        let pause = (core.timeout / LOOKS).max(Duration::from_millis(10));
+        core.clock.sleep_until(core.clock.now() + pause).await;
+        let now = core.clock.now();
+        let over: Vec<(ClaimId, Entry)> = {
+            let mut book = core.book();
+            let is_over = |entry: &Entry| entry.lease.is_some_and(|lease| lease <= now);
+            let over: Vec<ClaimId> = book
+                .entries
+                .iter()
+                .filter(|(_, entry)| is_over(entry))
+                .map(|(id, _)| *id)
+                .collect();
+            over.into_iter().filter_map(|id| Some((id, book.take(id)?))).collect()
+        };
+        for (id, entry) in over {
+            // A session of its own ends by itself, unless a ticket's owner renews it elsewhere.
+            if entry.tag == MAIN
+                && let Some(node) = entry.node
+            {
+                core.erase_node(entry.session, entry.epoch, id, node);
+            }
+        }
+    }
+}
+
+/// What an operator cannot ask of others.
+pub(super) fn cannot_ask() -> Error {
+    failed(
+        "a holder that is not lockset cannot be asked to give the lock back; break it at once, or \
+         end its session"
+            .to_owned(),
+        false,
+    )
+}
