@@ -6,7 +6,8 @@
 //!
 //! * `claims` is the way of one claim; `admission` decides from a list who is admitted and whom the
 //!   others wait for; `layout` knows names, paths and the order; `words` what is written down;
-//! * `keeping` is what happens while a lock is held: renewals, changes, losses, and the end;
+//! * `keeping` is what happens while a lock is held: renewals, changes, losses; `leaving` is its
+//!   end;
 //! * `session` sends requests and says what is unknown; `link` keeps its connection to one of the
 //!   `servers`; `trust` says until when a session's nodes are there; `wire` is ZooKeeper's format;
 //! * `look` shows what is there, and `cells` keeps what outlives its writer.
@@ -56,6 +57,7 @@ mod cells;
 mod claims;
 mod keeping;
 mod layout;
+mod leaving;
 mod link;
 mod look;
 mod servers;

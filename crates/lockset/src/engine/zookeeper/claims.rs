@@ -1,11 +1,11 @@
 //! The way of one claim: its node, its place in the queue, and its end.
 
 use std::sync::Arc;
-
-use tokio::sync::oneshot;
+use std::time::Duration;
 
 use super::admission::{Verdict, WaitFor, judge};
 use super::layout::number_of;
+use super::leaving::{Unsure, gone};
 use super::session::{Answer, Answered, Fault, Session, Watching, failed};
 use super::wire::{Hello, Kind, Refusal};
 use super::words::{Key, Words, token_of};
@@ -16,9 +16,8 @@ use crate::engine::{Claim, ClaimId, Grant, Mode, Wait, drift};
 use crate::error::{Error, Result};
 use crate::token::Token;
 
-/// When a name's numbers have come so far, its node is removed as soon as it is empty, so that
-/// they begin anew: nobody's order survives their overflow.
-const HIGH_NUMBER: i32 = i32::MAX - (1 << 20);
+/// How much longer than it was given a claim may take to leave when its time is over.
+const LONGEST_GRACE: Duration = Duration::from_millis(300);
 
 /// A claim that has a node, or may have one.
 #[derive(Debug)]
@@ -96,7 +95,7 @@ pub(super) struct Asking<'a> {
     pub(super) parent: String,
 }
 
-enum Entered {
+pub(super) enum Entered {
     Known(Node),
     Unsure,
     /// The node was asked for just now, and the list behind it.
@@ -107,7 +106,7 @@ enum Entered {
 }
 
 /// What became of a create.
-enum Settled {
+pub(super) enum Settled {
     At(Node),
     Again,
     /// The numbers of the name are used up, and others stand there yet.
@@ -127,6 +126,20 @@ impl Book {
 
 impl Core {
     pub(super) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        let Wait::Until(deadline) = wait else { return self.ask(claim, wait).await };
+        // A request without an answer takes longer than whoever asks may want to wait.
+        let late = deadline + (self.timeout / 12).min(LONGEST_GRACE);
+        tokio::select! {
+            biased;
+            granted = self.ask(claim, wait) => granted,
+            () = self.clock.sleep_until(late) => {
+                self.abandon(claim);
+                Ok(None)
+            }
+        }
+    }
+
+    async fn ask(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         if claim.floor.is_some() {
             return Err(no_fence());
         }
@@ -153,7 +166,7 @@ impl Core {
                 Fault::NotSent | Fault::Unknown => {}
                 Fault::Refused(Refusal::SESSION_EXPIRED | Refusal::SESSION_MOVED) => {
                     // The server ends the connection now, and the next one knows more.
-                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 fault => return Err(fault.into()),
             }
@@ -254,7 +267,7 @@ impl Core {
     }
 
     /// A parent that has vanished has no children.
-    async fn listed(&self, _: &Asking<'_>, list: Answer) -> Answered<Vec<String>> {
+    pub(super) async fn listed(&self, _: &Asking<'_>, list: Answer) -> Answered<Vec<String>> {
         match list.children().await {
             Err(fault) if fault.is(Refusal::NO_NODE) => Ok(Vec::new()),
             children => children,
@@ -263,7 +276,7 @@ impl Core {
 
     /// Asks for a node unless there is one. The book is open meanwhile, so that a withdrawal comes
     /// either before, and nothing is sent, or after, and its own request is sent later.
-    fn enter(&self, asking: &Asking<'_>) -> Result<Entered, Trouble> {
+    pub(super) fn enter(&self, asking: &Asking<'_>) -> Result<Entered, Trouble> {
         let Asking { claim, session, tag, parent } = asking;
         let mut book = self.book();
         if book.withdrawn.contains(claim.id) {
@@ -300,7 +313,11 @@ impl Core {
     }
 
     /// What became of a create.
-    async fn settle(&self, asking: &Asking<'_>, create: Answer) -> Result<Settled, Trouble> {
+    pub(super) async fn settle(
+        &self,
+        asking: &Asking<'_>,
+        create: Answer,
+    ) -> Result<Settled, Trouble> {
         let Asking { claim, session, .. } = asking;
         match create.created().await {
             Ok((path, stat)) => {
@@ -427,7 +444,11 @@ impl Core {
     }
 
     /// The claim is the first: the grant, unless it was lost on the last step.
-    async fn admitted(&self, asking: &Asking<'_>, node: &Node) -> Result<Option<Grant>, Trouble> {
+    pub(super) async fn admitted(
+        &self,
+        asking: &Asking<'_>,
+        node: &Node,
+    ) -> Result<Option<Grant>, Trouble> {
         let Asking { claim, session, tag, .. } = asking;
         let (now, timeout) = (self.clock.now(), session.timeout());
         let left = session.trusted_until().since(now);
@@ -551,253 +572,8 @@ impl Core {
             () = self.clock.sleep_until(deadline) => {}
         }
     }
-
-    /// Removes a claim's node that did not get what it wanted. What cannot be done now is done
-    /// later, but not promised.
-    async fn leave(&self, asking: &Asking<'_>, node: &Node) -> Result<(), Trouble> {
-        self.book().take(asking.claim.id);
-        if asking.tag != MAIN {
-            asking.session.close().await;
-            return Ok(());
-        }
-        let mut unsure = Unsure::new(self, asking, node);
-        let outcome = asking.session.delete(&node.path).done().await;
-        match outcome {
-            Ok(()) => unsure.is_done(),
-            Err(fault) if fault.is(Refusal::NO_NODE) => unsure.is_done(),
-            Err(fault) => return Err(Trouble::Error(fault.into())),
-        }
-        Ok(())
-    }
-
-    /// Gives a lock back, and asks for the next one in the same breath.
-    pub(super) async fn release(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        next: Option<&Claim>,
-    ) -> Result<Option<Grant>> {
-        let not_held = || Error::NotHeld { name: claim.name.clone() };
-        let entry = self.book().take(claim.id).ok_or_else(not_held)?;
-        let Some(node) = entry.node else { return Err(not_held()) };
-        let asking = Asking {
-            claim,
-            session: entry.session,
-            tag: entry.tag,
-            parent: node.parent().to_owned(),
-        };
-        let mut unsure = Unsure::new(self, &asking, &node);
-        let deleting = asking.session.delete(&node.path);
-        if number_of(node.name()).is_some_and(|number| number > HIGH_NUMBER) {
-            drop(asking.session.delete(&asking.parent));
-        }
-        let next = next.filter(|next| asking.tag == MAIN && !next.fixed && !next.detachable);
-        let next = next.map(|next| Asking {
-            claim: next,
-            session: asking.session.clone(),
-            tag: MAIN,
-            parent: asking.parent.clone(),
-        });
-        // The release stands whatever becomes of the next.
-        let entered = next.as_ref().and_then(|next| Some((next, self.enter(next).ok()?)));
-        let released = deleting.done().await;
-        match released {
-            Ok(()) if node.token == grant.token => unsure.is_done(),
-            Ok(()) | Err(Fault::Refused(Refusal::NO_NODE)) => {
-                unsure.is_done();
-                if let Some((next, _)) = entered {
-                    self.undo(next).await;
-                }
-                return Err(not_held());
-            }
-            Err(fault) => return Err(fault.into()),
-        }
-        if asking.tag != MAIN {
-            asking.session.close().await;
-        }
-        let Some((next, entered)) = entered else { return Ok(None) };
-        Ok(self.granted_at_once(next, entered).await.ok().flatten())
-    }
-
-    /// What a claim that was taken along by a release got; if nothing, it finds out itself.
-    async fn granted_at_once(
-        &self,
-        next: &Asking<'_>,
-        entered: Entered,
-    ) -> Result<Option<Grant>, Trouble> {
-        let Entered::Fresh { create, list } = entered else { return Ok(None) };
-        let Settled::At(node) = self.settle(next, create).await? else { return Ok(None) };
-        let children = self.listed(next, list).await?;
-        match judge(&self.layout.queue(&children), node.name()) {
-            Verdict::Admitted => self.admitted(next, &node).await,
-            _ => Ok(None),
-        }
-    }
-
-    /// Takes back what was asked for in vain.
-    async fn undo(&self, asking: &Asking<'_>) {
-        let entry = self.book().take(asking.claim.id);
-        if let Some(entry) = entry {
-            self.erase(asking, entry.node.map(|node| node.path)).await.ok();
-        }
-    }
-
-    /// Removes whatever bears the claim's id, and sees to it that nothing comes later.
-    pub(super) async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        let entry = {
-            let mut book = self.book();
-            book.withdrawn.insert(claim.id, self.clock.now());
-            book.take(claim.id)
-        };
-        let parent = self.paths.lock(&claim.name)?;
-        let Some(entry) = entry else {
-            // One of this client's that is not in the book has no node; but a ticket's may.
-            if !claim.detachable {
-                return Ok(());
-            }
-            self.ready().await?;
-            let asking = Asking { claim, session: self.main.clone(), tag: MAIN, parent };
-            return Eraser::new(self, &asking, None).attempt().await.map_err(Error::from);
-        };
-        let asking = Asking { claim, session: entry.session, tag: entry.tag, parent };
-        if asking.tag != MAIN && asking.session.status().connected {
-            asking.session.close().await;
-            return Ok(());
-        }
-        let erased = self.erase(&asking, entry.node.map(|node| node.path));
-        let late = || failed("the connection is down; it is removed when it is back".into(), true);
-        match tokio::time::timeout(PATIENCE, erased).await {
-            Ok(Ok(())) => Ok(()),
-            _ => Err(late()),
-        }
-    }
-
-    /// Removes a claim's node, however long it takes until the answer is sure: the session lives on
-    /// when a lock is given back, and so would the node. Goes on in the background if it is not
-    /// waited for.
-    fn erase(&self, asking: &Asking<'_>, path: Option<String>) -> oneshot::Receiver<()> {
-        self.erase_all(Eraser::new(self, asking, path))
-    }
-
-    /// The same, for a lease that has ended.
-    pub(super) fn erase_node(&self, session: Arc<Session>, epoch: u64, id: ClaimId, node: Node) {
-        let (layout, parent) = (self.layout, node.parent().to_owned());
-        let path = Some(node.path);
-        drop(self.erase_all(Eraser { layout, session, epoch, parent, id, path }));
-    }
-
-    fn erase_all(&self, eraser: Eraser) -> oneshot::Receiver<()> {
-        let (tell, done) = oneshot::channel();
-        // Asked for at once, so that what is sent later comes after it.
-        let first = eraser.path.as_ref().map(|path| eraser.session.delete(path));
-        self.runtime.spawn(async move {
-            eraser.run(first).await;
-            // Nobody has to wait for it.
-            let _ = tell.send(());
-        });
-        done
-    }
 }
 
 fn refused(path: &str, why: Refusal) -> Trouble {
     failed(format!("the server refused a node at `{path}`: {why}"), false).into()
-}
-
-/// A node that must go.
-struct Eraser {
-    layout: super::Layout,
-    session: Arc<Session>,
-    epoch: u64,
-    parent: String,
-    id: ClaimId,
-    /// `None`: it has to be found.
-    path: Option<String>,
-}
-
-impl Eraser {
-    fn new(core: &Core, asking: &Asking<'_>, path: Option<String>) -> Self {
-        Self {
-            layout: core.layout,
-            session: asking.session.clone(),
-            epoch: asking.session.status().epoch,
-            parent: asking.parent.clone(),
-            id: asking.claim.id,
-            path,
-        }
-    }
-
-    async fn run(self, first: Option<Answer>) {
-        let mut outcome = match first {
-            Some(first) => gone(first.done().await),
-            None => self.attempt().await,
-        };
-        loop {
-            match outcome {
-                Ok(()) => return,
-                Err(Fault::Refused(Refusal::SESSION_EXPIRED | Refusal::SESSION_MOVED)) => {
-                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-                }
-                Err(Fault::Refused(why)) => {
-                    tracing::warn!(parent = self.parent, %why, "a node cannot be removed");
-                    return;
-                }
-                Err(_) => {}
-            }
-            match self.session.ready(Moment::NEVER).await {
-                Ok(status) if status.epoch == self.epoch => {}
-                // The node ended with its session.
-                _ => return,
-            }
-            outcome = self.attempt().await;
-        }
-    }
-
-    async fn attempt(&self) -> Answered<()> {
-        if let Some(path) = &self.path {
-            return gone(self.session.delete(path).done().await);
-        }
-        let (sync, list) =
-            (self.session.sync(&self.parent), self.session.children(&self.parent, false));
-        sync.done().await?;
-        let children = match list.children().await {
-            Err(fault) if fault.is(Refusal::NO_NODE) => return Ok(()),
-            children => children?,
-        };
-        for child in children.iter().filter(|child| self.layout.bears(child, self.id)) {
-            gone(self.session.delete(&format!("{}/{child}", self.parent)).done().await)?;
-        }
-        Ok(())
-    }
-}
-
-fn gone(deleted: Answered<()>) -> Answered<()> {
-    match deleted {
-        Err(fault) if fault.is(Refusal::NO_NODE) => Ok(()),
-        deleted => deleted,
-    }
-}
-
-/// A delete under way. Dropped before its answer is known to be one, it is repeated until it is.
-struct Unsure<'a> {
-    core: &'a Core,
-    asking: &'a Asking<'a>,
-    path: Option<String>,
-}
-
-impl<'a> Unsure<'a> {
-    fn new(core: &'a Core, asking: &'a Asking<'a>, node: &Node) -> Self {
-        Self { core, asking, path: Some(node.path.clone()) }
-    }
-
-    fn is_done(&mut self) {
-        self.path = None;
-    }
-}
-
-impl Drop for Unsure<'_> {
-    fn drop(&mut self) {
-        if let Some(path) = self.path.take() {
-            drop(self.core.erase(self.asking, Some(path)));
-        }
-    }
 }

@@ -158,8 +158,14 @@ impl Core {
             }
         }
         let valid_until = session.lease_from(self.clock.now());
-        // A downgrade may have moved it while we asked.
+        // Asked after the trust, which is thus not that of a later session: this task may have
+        // slept for long.
+        let now = session.status().epoch;
         let path = match self.book().entries.get_mut(&claim.id) {
+            Some(Entry { epoch, .. }) if *epoch != now => {
+                return Err(Error::lost(&claim.name, LossReason::SessionEnded));
+            }
+            // A downgrade may have moved it while we asked.
             Some(Entry { lease, node: Some(node), .. }) => {
                 *lease = Some(valid_until);
                 node.path.clone()

@@ -15,7 +15,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// The pause after a connection that was used, whatever the session's timeout.
 const RESPITE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 /// A sign of life is given so many times per timeout.
-const BEATS: u32 = 6;
+const BEATS: u32 = 12;
 
 /// Keeps the session connected until it has ended.
 pub(super) async fn keep(session: Arc<Shared>) {
@@ -35,8 +35,11 @@ pub(super) async fn keep(session: Arc<Shared>) {
                     return;
                 }
                 // A server that stumbles is not to be overrun, and whoever took the session over to
-                // end it, as an operator does, must be able to.
-                tokio::time::sleep((session.timeout() / 20).clamp(RESPITE.0, RESPITE.1)).await;
+                // end it, as an operator does, must be able to. From one that fell silent we turn
+                // away at once.
+                if why.kind() != std::io::ErrorKind::TimedOut {
+                    tokio::time::sleep((session.timeout() / 20).clamp(RESPITE.0, RESPITE.1)).await;
+                }
             }
             Ok(Greeted::Expired) => {
                 session.expired();
@@ -112,7 +115,7 @@ fn garbled() -> std::io::Error {
 /// answers why.
 async fn serve(session: &Shared, mut stream: Box<dyn Stream>) -> std::io::Error {
     let (timeout, patience) = (session.timeout(), session.patience());
-    let mut tick = tokio::time::interval((timeout / BEATS / 4).max(Duration::from_millis(5)));
+    let mut tick = tokio::time::interval((timeout / BEATS / 3).max(Duration::from_millis(5)));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut beat_at = session.clock.now() + timeout / BEATS;
     let mut input = Vec::with_capacity(1 << 16);

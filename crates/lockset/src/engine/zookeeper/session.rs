@@ -298,8 +298,8 @@ impl Session {
         self.shared.state().trust.as_ref().map_or(Moment::from_nanos(0), Trust::until)
     }
 
-    /// How long a lock that is renewed may be believed in now: two thirds of the timeout at most, also
-    /// right after a handshake that is good for more, so that a lease is always as long.
+    /// How long a lock that is renewed may be believed in now: two thirds of the timeout at most,
+    /// also right after a handshake that is good for more, so that a lease is always as long.
     pub(super) fn lease_from(&self, now: Moment) -> Moment {
         self.trusted_until().min(now + self.timeout() * 2 / 3)
     }
@@ -482,7 +482,9 @@ impl Shared {
 
     /// How long a server may take to answer.
     pub(super) fn patience(&self) -> Duration {
-        (self.state().timeout / 3).clamp(LEAST_PATIENCE, LONGEST_PATIENCE)
+        // Together with a sign of life that is due and the way to another server, this is less than
+        // what is left of a lease when it is renewed: one server that falls silent costs no lock.
+        (self.state().timeout / 6).clamp(LEAST_PATIENCE, LONGEST_PATIENCE)
     }
 
     pub(super) fn timeout(&self) -> Duration {
