@@ -157,7 +157,9 @@ fn a_ticket_keeps_renews_and_releases_a_lock(home: &Home) {
     let left = home.trust(Duration::from_secs(30)).as_secs() - 1;
     let said = format!("x is held for another {left}s");
     assert!(stdout(&output).contains(&said), "{output:?}");
-    assert!(home.state("x")["holders"][0]["left_ms"].as_u64().unwrap() > before);
+    let after = home.state("x")["holders"][0]["left_ms"].as_u64().unwrap();
+    // ZooKeeper tells nobody how long a session still lasts.
+    assert!(after > before || home.engine() == "zookeeper", "{after} after {before}");
 
     let output = home.lockset(&["release", "--ticket", "t"]).output().unwrap();
     assert_eq!((code(&output), stdout(&output)), (0, "x is released\n".into()), "{output:?}");
