@@ -41,6 +41,11 @@ pub(crate) trait Servers {
     /// The shortest ttl there is.
     fn short_ttl(&self) -> &'static str;
 
+    /// For how long after a renewal a lock of this ttl is trusted.
+    fn trust(&self, ttl: Duration) -> Duration {
+        ttl
+    }
+
     /// Nobody answers any more.
     fn freeze(&self);
 
@@ -87,6 +92,10 @@ impl Home {
 
     pub(crate) fn short_ttl(&self) -> &'static str {
         self.servers.as_ref().map_or("500ms", |servers| servers.short_ttl())
+    }
+
+    pub(crate) fn trust(&self, ttl: Duration) -> Duration {
+        self.servers.as_ref().map_or(ttl, |servers| servers.trust(ttl))
     }
 
     /// Makes every renewal impossible for as long as it lives, as an engine that hangs does.

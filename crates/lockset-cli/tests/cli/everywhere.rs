@@ -167,8 +167,12 @@ fn a_ticket_keeps_renews_and_releases_a_lock(home: &Home) {
     let before = home.state("x")["holders"][0]["left_ms"].as_u64().unwrap();
     let output = home.lockset(&["renew", "--ticket", "t"]).output().unwrap();
     assert_eq!(code(&output), 0, "{output:?}");
-    assert!(stdout(&output).contains("x is held for another 29s"), "{output:?}");
-    assert!(home.state("x")["holders"][0]["left_ms"].as_u64().unwrap() > before);
+    let left = home.trust(Duration::from_secs(30)).as_secs() - 1;
+    let said = format!("x is held for another {left}s");
+    assert!(stdout(&output).contains(&said), "{output:?}");
+    let after = home.state("x")["holders"][0]["left_ms"].as_u64().unwrap();
+    // ZooKeeper tells nobody how long a session still lasts.
+    assert!(after > before || home.engine() == "zookeeper", "{after} after {before}");
 
     let output = home.lockset(&["release", "--ticket", "t"]).output().unwrap();
     assert_eq!((code(&output), stdout(&output)), (0, "x is released\n".into()), "{output:?}");
@@ -305,7 +309,9 @@ fn a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_end
     let last_renewal = Instant::now();
     until("it is asked to end", || home.text("log") == "TERM\n");
     let termed = Instant::now();
-    assert!(asked.elapsed() > ttl / 2, "not before it is necessary");
+    // Asked to end a third of the ttl before the end, and not earlier.
+    let early = home.trust(ttl) - ttl / 3 - Duration::from_millis(200);
+    assert!(asked.elapsed() > early, "not before it is necessary");
     assert!(is_alive(command));
     until("it is killed", || !is_alive(command));
     assert!(last_renewal.elapsed() < ttl, "before anybody else can be granted the lock");

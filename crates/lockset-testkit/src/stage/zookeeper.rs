@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::port::free_port;
 use crate::python::Python;
@@ -262,8 +262,7 @@ impl ZooKeeperNode {
     fn expect_alive(&self) {
         if let Some(running) = &*self.running.lock().unwrap() {
             let said = std::fs::read_to_string(self.folder.path().join("stderr"));
-            let port = self.port;
-            assert!(test_kill_process(running.server).is_ok(), "port {port}: it ended: {said:?}");
+            assert!(!running.has_ended(), "port {}: the server ended: {said:?}", self.port);
         }
     }
 
@@ -305,6 +304,14 @@ impl Running {
         BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut pid).unwrap();
         let server = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
         Self { keeper, server }
+    }
+}
+
+impl Running {
+    /// Its keeper does not wait for it yet, so it is a zombie.
+    fn has_ended(&self) -> bool {
+        let file = format!("/proc/{}/stat", self.server.as_raw_pid());
+        std::fs::read_to_string(file).map_or(true, |stat| stat.contains(") Z "))
     }
 }
 
