@@ -4,8 +4,6 @@
 //! * [`stage`]: what an engine gives the laws to play on: clients, processes, faults, time.
 //! * [`suite!`](macro@crate::suite): one test per law and form, and a test that none was forgotten.
 //! * [`mutants`]: for each law a broken engine that fails it.
-//! * [`handoff_model`] and [`redlock_model`]: the queue of the Redis engine and fenced Redlock,
-//!   explored in every order of events by the [`explorer`].
 //! * [`steps`], [`crowd`], [`proxy`] and [`python`]: what the tests of real servers share, and
 //!   other people's clients.
 //! * [`simulation`] and [`oracle`]: the real front over a faulty engine in virtual time, and the
@@ -14,9 +12,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod crowd;
-pub mod explorer;
 pub mod form;
-pub mod handoff_model;
 pub mod laws;
 pub mod layer;
 pub mod mutants;
@@ -24,7 +20,6 @@ pub mod oracle;
 pub mod process;
 pub mod proxy;
 pub mod python;
-pub mod redlock_model;
 pub mod redlock_simulation;
 pub mod simulation;
 pub mod stage;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use lockset::engine::redis::{Redis, RedisOptions};
 use lockset::engine::{Claim, ClaimId, Engine, Grant, Wait};
 use lockset::{Error, Mode, Name, Note, Token};
-use lockset_testkit::handoff_model::{
+use lockset_models::handoff_model::{
     self as model, Answer, Id, Leases, Rule, Rules, Script, Server,
 };
 use lockset_testkit::stage::RedisServer;

@@ -1,6 +1,6 @@
 //! The searches of the Redlock model that are too large for every day.
 //!
-//! `cargo run --release -p lockset-testkit --example redlock_model -- deep [millions]` explores
+//! `cargo run --release -p lockset-models --example redlock_model -- deep [millions]` explores
 //! each until all states are seen, or as many millions: 30 unless told. A million takes up to
 //! 300 MB.
 #![allow(clippy::print_stdout, reason = "a tool that talks to a person")]
@@ -8,8 +8,8 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use lockset_testkit::explorer::explore;
-use lockset_testkit::redlock_model::{Proposals, Scenario};
+use lockset_models::explorer::explore;
+use lockset_models::redlock_model::{Proposals, Scenario};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

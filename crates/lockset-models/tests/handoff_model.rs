@@ -1,11 +1,11 @@
 //! The hand-off queue in every order of events: sound by all rules, broken without any of them.
 //!
 //! The numbers of the broken variants are those of `docs/redis-handoff.md`. A deeper search:
-//! `cargo run --release -p lockset-testkit --example handoff_model -- deep`.
+//! `cargo run --release -p lockset-models --example handoff_model -- deep`.
 #![allow(clippy::print_stdout, reason = "states explored are to be seen")]
 
-use lockset_testkit::explorer::explore;
-use lockset_testkit::handoff_model::{Breach, Rule, Scenario};
+use lockset_models::explorer::explore;
+use lockset_models::handoff_model::{Breach, Rule, Scenario};
 
 /// More than any of these searches needs.
 const MOST: usize = 8_000_000;

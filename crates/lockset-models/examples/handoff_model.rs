@@ -1,6 +1,6 @@
 //! The searches of the hand-off model that are too large for every day.
 //!
-//! `cargo run --release -p lockset-testkit --example handoff_model -- deep [millions]` explores
+//! `cargo run --release -p lockset-models --example handoff_model -- deep [millions]` explores
 //! each until all states are seen, or as many millions: 40 unless told. A million takes up to
 //! 150 MB.
 #![allow(clippy::print_stdout, reason = "a tool that talks to a person")]
@@ -8,8 +8,8 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use lockset_testkit::explorer::explore;
-use lockset_testkit::handoff_model::Scenario;
+use lockset_models::explorer::explore;
+use lockset_models::handoff_model::Scenario;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

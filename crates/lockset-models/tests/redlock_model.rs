@@ -1,10 +1,10 @@
 //! Fenced Redlock in every order of events: sound by all rules, broken without any of them.
 //!
-//! A deeper search: `cargo run --release -p lockset-testkit --example redlock_model -- deep`.
+//! A deeper search: `cargo run --release -p lockset-models --example redlock_model -- deep`.
 #![allow(clippy::print_stdout, reason = "states explored are to be seen")]
 
-use lockset_testkit::explorer::explore;
-use lockset_testkit::redlock_model::{Breach, Proposals, Restart, Rule, Scenario};
+use lockset_models::explorer::explore;
+use lockset_models::redlock_model::{Breach, Proposals, Restart, Rule, Scenario};
 
 /// More than any of these searches needs.
 const MOST: usize = 8_000_000;
