@@ -3,7 +3,8 @@
 //! The rules are those of `docs/redis-handoff.md`, by the names they have there. The model is the
 //! server's scripts ([`Script`]), what a client makes of what it hears ([`Claim`]), and between
 //! them letters that may take any time, overtake each other, and be lost or late when a connection
-//! ends ([`World`]). [`explore`](crate::explorer::explore) visits every state that can be reached and looks for broken
+//! ends ([`World`]). [`explore`](crate::explorer::explore) visits every state that can be reached
+//! and looks for broken
 //! promises ([`Breach`]). Each [`Rule`] can be left out, and the search must then find what it is
 //! good for.
 //!

@@ -199,7 +199,7 @@ fn check_nodes(nodes: &[Arc<dyn Engine>]) -> Result<()> {
             return Err(Error::invalid("list of nodes", identity, "it is named twice"));
         }
     }
-    if nodes.len() % 2 == 0 {
+    if nodes.len().is_multiple_of(2) {
         let fewer = nodes.len() - 1;
         tracing::warn!(nodes = nodes.len(), "an even number survives no more than {fewer} would");
     }

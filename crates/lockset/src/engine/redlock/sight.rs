@@ -193,7 +193,7 @@ fn merged(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
 /// One holder, as a quorum of nodes has it: by the token that most of them say, for as long as a
 /// quorum keeps it.
 fn whole_holder(claim: Option<ClaimId>, mut at: Vec<Holder>, quorum: usize) -> Option<Holder> {
-    at.sort_unstable_by(|a, b| b.left.cmp(&a.left));
+    at.sort_unstable_by_key(|holder| std::cmp::Reverse(holder.left));
     let left = at.get(quorum - 1)?.left;
     let revoked = at.iter().any(|holder| holder.revoked);
     let count = |holder: &Holder| at.iter().filter(|other| other.token == holder.token).count();
