@@ -1,7 +1,8 @@
 //! Lockset against bare sockets and other people's locks: one table of ratios for each engine.
 //!
-//! `cargo run --release -p lockset-bench -- redis [--quick] [rows…]`, `redlock` or `zookeeper`, rows
-//! by a part of their name. A crate of its own, so that the peers' dependencies never touch the library.
+//! `cargo run --release -p lockset-bench -- redis [--quick] [rows…]`, or `redlock`, or `zookeeper`;
+//! rows by a part of their name. A crate of its own, so that the peers' dependencies never touch the
+//! library.
 //!
 //! Everything runs on one core: waking a thread on another core can cost several times what a whole
 //! hand-off does, and an unpinned run flips between the two. Every ratio is the median of ratios

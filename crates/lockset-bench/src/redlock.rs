@@ -40,7 +40,7 @@ pub(crate) fn run(args: &[&str]) -> ExitCode {
     let core = server::pin_to_one_core();
     let field = Field::new();
     let mut table = Table::default();
-    let rows: [(&str, fn(&Field, Pace, &mut Table)); 5] = [
+    let rows: [(&str, Measure); 5] = [
         ("acquire", Field::acquire),
         ("one task", |field, pace, table| field.cycles("one task", 1, pace, table)),
         ("64 tasks", |field, pace, table| field.cycles("64 tasks", 64, pace, table)),
@@ -55,6 +55,9 @@ pub(crate) fn run(args: &[&str]) -> ExitCode {
     println!("{table}");
     ExitCode::SUCCESS
 }
+
+/// Measures rows.
+type Measure = fn(&Field, Pace, &mut Table);
 
 /// The servers, and both clients on one runtime.
 struct Field {

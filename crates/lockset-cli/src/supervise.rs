@@ -61,6 +61,11 @@ impl<'a> Watch<'a> {
 
     /// Starts the command, and stays until it and its group are gone.
     pub(crate) async fn run(mut self, job: &JobArgs) -> Seen {
+        // Whoever had to wait is handed a short first lease by some engines: it is made whole
+        // before the command relies on it. If that fails, the lease is what it is.
+        if self.guard.valid_for() < self.ttl / 2 {
+            let _ = self.guard.confirm().await;
+        }
         let start = self.start(job);
         // The lease first: whatever happens to lockset now, the command has a deadline.
         self.tell_lease().await;

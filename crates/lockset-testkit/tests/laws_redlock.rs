@@ -49,6 +49,8 @@ lockset_testkit::suite! {
         a_killed_holder_process_is_succeeded,
     ];
     refuses: [
+        // A client has a connection to each of five servers: `redlock_nodes` cuts them by freezing.
+        a_cut_session_is_told,
         // Over a quorum there are no readers, no permits, no cells, and no floor for tokens.
         a_given_floor_is_exact,
         raising_lifts_the_fence_and_refuses_to_lower_it,

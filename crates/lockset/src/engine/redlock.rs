@@ -27,7 +27,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use self::attempt::{Attempt, whole};
 use self::nodes::Nodes;
@@ -98,6 +98,8 @@ struct Core {
     crowds: Mutex<FastMap<Name, Moment>>,
     /// The greatest token that this client has seen or proposed.
     greatest: AtomicU64,
+    /// How many tasks give something back at this moment.
+    owing: watch::Sender<usize>,
     tell: mpsc::UnboundedSender<Signal>,
     signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
 }
@@ -123,6 +125,7 @@ impl Redlock {
             withdrawn: Mutex::default(),
             crowds: Mutex::default(),
             greatest: AtomicU64::new(0),
+            owing: watch::Sender::new(0),
             tell,
             signals: Mutex::new(Some(signals)),
         });
@@ -386,6 +389,10 @@ impl Engine for Redlock {
 
     async fn close(&self) {
         self.listeners.iter().for_each(tokio::task::AbortHandle::abort);
+        // What a slow node still has is given back first, if it does not take too long.
+        let mut owing = self.core.owing.subscribe();
+        let limit = self.core.clock.now() + PATIENCE;
+        let _ = self.core.clock.before(limit, owing.wait_for(|owing| *owing == 0)).await;
         let each = self.core.nodes.all.iter().map(|node| node.engine.close());
         futures_util::future::join_all(each).await;
     }

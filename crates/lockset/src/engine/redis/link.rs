@@ -302,7 +302,7 @@ impl Maker {
         let (role, time): (Value, (u64, u64)) =
             redis::pipe().cmd("ROLE").cmd("TIME").query_async(&mut connection).await?;
         self.replicas.fetch_max(replicas_of_master(&role)?, Ordering::Relaxed);
-        if let Some(rest) = self.servers.rest.filter(|_| listens) {
+        if let Some(rest) = self.servers.rest {
             rested(&mut connection, rest).await?;
         }
         let floor = time.0 * 1_000_000 + time.1;

@@ -145,12 +145,15 @@ impl Waiter {
 
     /// A request sent at `sent` was answered "granted", with so much left of the lease.
     pub(super) fn granted(&self, sent: Moment, token: u64, left: Duration) {
+        let is_first = self.facts().sent_before == Some(sent);
         self.offered(token);
         let mut facts = self.facts();
         if let Some((known, until)) = &mut facts.offer
             && *known == token
         {
-            *until = (*until).max((sent + left).before(drift(left)));
+            let left = (sent + left).before(drift(left));
+            // Nothing was sent before this request: it was granted before, nobody knows when.
+            *until = if is_first { left } else { (*until).max(left) };
         }
     }
 

@@ -9,6 +9,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::Core;
 use super::attempt::{At, Attempt, Fate, Verdict, numbered};
+use super::keeping::Owed;
 use super::nodes::failed;
 use crate::clock::Moment;
 use crate::engine::{Claim, Grant, Wait};
@@ -49,16 +50,23 @@ impl Core {
         let mut pause = PAUSES.0;
         for number in first..=u8::MAX {
             let attempt = self.begin(claim, number);
+            if self.is_withdrawn(claim.id) {
+                self.forget(&attempt);
+                return Err(Error::NotHeld { name: claim.name.clone() });
+            }
             let through_the_door = wait != Wait::No && self.is_crowded(claim);
             let mut round = Round::new(self, &attempt, wait);
             let outcome = match through_the_door {
                 true => Box::pin(round.through_the_door()).await,
                 false => round.everywhere().await,
             };
-            let errands = std::mem::take(&mut round.errands);
+            let (errands, round_door) = (std::mem::take(&mut round.errands), round.door);
             match outcome {
                 Outcome::Won(grant) => {
                     self.look_after_the_late(&attempt, errands);
+                    if through_the_door && !claim.fixed {
+                        self.make_whole(&attempt, round_door);
+                    }
                     return Ok(Some(grant));
                 }
                 Outcome::Busy => {
@@ -123,18 +131,25 @@ impl Core {
         Box::pin(async move { (node, engine.acquire(&claim, wait).await) })
     }
 
-    /// What is answered only after the attempt was decided is adopted, or given back.
-    pub(super) fn look_after_the_late(self: &Arc<Self>, attempt: &Arc<Attempt>, errands: Errands) {
+    /// What is answered only after the attempt was won is adopted.
+    fn look_after_the_late(self: &Arc<Self>, attempt: &Arc<Attempt>, mut errands: Errands) {
         if errands.is_empty() {
             return;
         }
         let (core, attempt) = (self.clone(), attempt.clone());
-        self.nodes.in_background(async move {
-            let mut errands = errands;
+        let owed = Owed::new(self, &attempt);
+        self.nodes.beside_the_caller(async move {
             while let Some((node, answer)) = errands.next().await {
                 core.note_late(&attempt, node, answer).await;
             }
+            drop(owed);
         });
+    }
+
+    /// The lease that was handed over at the door may be a short first one.
+    fn make_whole(self: &Arc<Self>, attempt: &Arc<Attempt>, door: usize) {
+        let (core, attempt) = (self.clone(), attempt.clone());
+        self.nodes.in_background(async move { core.renew_at(&attempt, door).await });
     }
 
     async fn note_late(
@@ -189,31 +204,23 @@ impl Core {
         }
     }
 
-    /// Ends an attempt that failed. What is known to be there is given back before this returns,
-    /// unless a node takes too long.
-    async fn give_up(self: &Arc<Self>, attempt: &Arc<Attempt>, errands: Errands) {
+    /// Ends an attempt that failed. What is there is given back before this returns, unless a node
+    /// takes too long.
+    async fn give_up(self: &Arc<Self>, attempt: &Arc<Attempt>, mut errands: Errands) {
         attempt.state().end();
         self.forget(attempt);
-        self.look_after_the_late(attempt, errands);
-        let (granted, unknown) = {
-            let state = attempt.state();
-            let granted = state.those(|at| matches!(at, At::Granted(_)));
-            (granted, state.those(|at| *at == At::Unknown))
-        };
-        unknown.into_iter().for_each(|node| self.take_back_later(attempt, node));
-        let mut back: FuturesUnordered<_> = granted
-            .into_iter()
-            .map(|node| {
-                let (core, attempt) = (self.clone(), attempt.clone());
-                async move { core.take_back(&attempt, node).await }
-            })
-            .collect();
-        let limit = self.clock.now() + self.node_timeout(attempt.claim.ttl);
-        let all = async { while back.next().await.is_some() {} };
-        if self.clock.before(limit, all).await.is_some() {
-            return;
+        let _owed = Owed::new(self, attempt);
+        let timeout = self.node_timeout(attempt.claim.ttl);
+        // Mostly the last answers are about to come, and say that there is nothing to give back.
+        let limit = self.clock.now() + timeout / 4;
+        while let Some(Some((node, answer))) = self.clock.before(limit, errands.next()).await {
+            attempt.state().answered(node, &answer);
         }
-        self.nodes.in_background(async move { while back.next().await.is_some() {} });
+        drop(errands);
+        let left = attempt.state().those(|at| !matches!(at, At::Nothing | At::Refused));
+        let each = left.into_iter().map(|node| self.take_back(attempt, node));
+        let all = futures_util::future::join_all(each);
+        self.clock.before(self.clock.now() + timeout, all).await;
     }
 }
 
@@ -317,6 +324,10 @@ impl<'a> Round<'a> {
             let now = core.clock.now();
             let enough = answers >= core.nodes.quorum;
             let limit = asked + if enough { core.node_timeout(ttl) } else { core.patience(ttl) };
+            let limit = match self.wait {
+                Wait::Until(deadline) => limit.min(deadline.max(asked + core.node_timeout(ttl))),
+                Wait::No | Wait::Forever => limit,
+            };
             match verdict {
                 Verdict::Won(_) if minds_the_door && door == At::Refused => return Outcome::Busy,
                 // Nobody gets past those who queue: the door must have its say, in its time.
@@ -352,6 +363,10 @@ impl<'a> Round<'a> {
 
     fn note(&mut self, node: usize, answer: Result<Option<Grant>>) {
         self.attempt.state().answered(node, &answer);
+        if let Ok(Some(grant)) = &answer {
+            // Else a node whose fence is ahead would stay ahead, and never count.
+            self.core.saw(grant.token);
+        }
         match answer {
             Ok(_) => self.core.nodes.is_back(node),
             Err(error) => {
@@ -382,7 +397,7 @@ impl<'a> Round<'a> {
     fn patience(&self, now: Moment) -> Moment {
         let ttl = self.attempt.claim.ttl;
         match self.wait {
-            Wait::No => now + (now.since(self.began) * 4).clamp(LEAST_PATIENCE, ttl / 6),
+            Wait::No => now + (now.since(self.began) * 4).max(LEAST_PATIENCE).min(ttl / 6),
             wait => wait.deadline().min(now + ttl / 3),
         }
     }

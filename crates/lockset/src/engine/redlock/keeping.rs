@@ -54,7 +54,8 @@ impl Core {
                 return Err(Error::lost(&claim.name, LossReason::Forgotten));
             };
             let judged = self.judge(&attempt, token, yes[place], revoked[place]);
-            if judged.is_ok() {
+            // Also if too few answered: one that is back may be the one that is missing.
+            if judged.as_ref().map_or_else(Error::is_retryable, |_| true) {
                 self.sow_again(&attempt, token);
             }
             place += 1;
@@ -106,6 +107,16 @@ impl Core {
             answers.push(asking);
         }
         answers
+    }
+
+    /// Renews at one node, in the background.
+    pub(super) async fn renew_at(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize) {
+        let at = attempt.state().at(node).clone();
+        let At::Granted(grant) = at else { return };
+        let engine = &self.nodes.all[node].engine;
+        if let Some(renewed) = engine.renew(&[(&attempt.claim, &grant)]).await.pop() {
+            self.note_renewal(attempt, node, renewed);
+        }
     }
 
     fn note_renewal(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, renewed: Result<Grant>) {
@@ -185,7 +196,8 @@ impl Core {
             }
             over
         };
-        if matches!(answer, Ok(Some(_))) && (over || !keep) {
+        let something = !matches!(answer, Ok(None));
+        if (over && something) || (matches!(answer, Ok(Some(_))) && !keep) {
             self.take_back(attempt, node).await;
         }
     }
@@ -195,13 +207,14 @@ impl Core {
         let (attempt, _) = self.holding(claim, grant).ok_or_else(not_held)?;
         attempt.state().end();
         self.forget(&attempt);
-        let (granted, unknown) = {
+        let owed = Owed::new(self, &attempt);
+        let (granted, others) = {
             let state = attempt.state();
-            let granted: Vec<_> =
-                state.granted().map(|(node, grant)| (node, grant.clone())).collect();
-            (granted, state.those(|at| *at == At::Unknown))
+            let granted = state.granted().map(|(node, grant)| (node, grant.clone()));
+            let others = state.those(|at| matches!(at, At::Unknown | At::Asked));
+            (granted.collect::<Vec<_>>(), others)
         };
-        unknown.into_iter().for_each(|node| self.take_back_later(&attempt, node));
+        others.into_iter().for_each(|node| self.take_back_later(&attempt, node));
         let mut answers: FuturesUnordered<_> = granted
             .into_iter()
             .map(|(node, grant)| {
@@ -219,22 +232,25 @@ impl Core {
             self.note_release(&attempt, node, answer.map(drop));
         }
         if !answers.is_empty() {
-            let (core, attempt) = (self.clone(), attempt.clone());
-            self.nodes.in_background(async move {
+            self.nodes.beside_the_caller(async move {
                 while let Some((node, answer)) = answers.next().await {
-                    core.note_release(&attempt, node, answer.map(drop));
+                    owed.core.note_release(&owed.attempt, node, answer.map(drop));
                 }
             });
         }
+        self.released(claim, yes, no)
+    }
+
+    /// What so many answers of each kind to a release come to.
+    fn released(&self, claim: &Claim, yes: usize, no: usize) -> Result<()> {
         let (quorum, all) = (self.nodes.quorum, self.nodes.all.len());
-        match () {
-            () if yes >= quorum => Ok(()),
-            () if no > 0 && yes < quorum && yes + no >= quorum => Err(not_held()),
-            () => {
-                let what = format!("{yes} of {all} nodes released `{}`", claim.name);
-                Err(failed(what, true))
-            }
+        if yes >= quorum {
+            return Ok(());
         }
+        if no > 0 && yes + no >= quorum {
+            return Err(Error::NotHeld { name: claim.name.clone() });
+        }
+        Err(failed(format!("{yes} of {all} nodes released `{}`", claim.name), true))
     }
 
     fn note_release(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, answer: Result<()>) {
@@ -249,7 +265,11 @@ impl Core {
 
     pub(super) fn take_back_later(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize) {
         let (core, attempt) = (self.clone(), attempt.clone());
-        self.nodes.in_background(async move { core.take_back(&attempt, node).await });
+        let owing = Owing::one_more(self);
+        self.nodes.in_background(async move {
+            core.take_back(&attempt, node).await;
+            drop(owing);
+        });
     }
 
     /// Gives back what an attempt has, or may have, at a node; again and again until the node has
@@ -297,7 +317,8 @@ impl Core {
             return Ok(());
         }
         let each = self.nodes.well().into_iter().map(|node| async move {
-            let ids = [claim.id].into_iter().chain(self.ids_at(node, claim).await);
+            let Some(others) = self.ids_at(node, claim).await else { return false };
+            let ids = [claim.id].into_iter().chain(others);
             let each = ids.map(|id| async move {
                 self.withdraw_at(node, &Claim { id, ..claim.clone() }).await.1
             });
@@ -322,14 +343,14 @@ impl Core {
     }
 
     /// The ids at a node that belong to attempts of a claim.
-    async fn ids_at(&self, node: usize, claim: &Claim) -> Vec<ClaimId> {
+    async fn ids_at(&self, node: usize, claim: &Claim) -> Option<Vec<ClaimId>> {
         let limit = self.clock.now() + self.node_timeout(claim.ttl);
         let looking = self.nodes.all[node].engine.inspect(&claim.name);
-        let Some(Ok(state)) = self.clock.before(limit, looking).await else { return Vec::new() };
+        let Some(Ok(state)) = self.clock.before(limit, looking).await else { return None };
         let holders = state.holders.iter().filter_map(|holder| holder.claim);
         let waiters = state.waiters.iter().map(|waiter| waiter.claim);
         let ours = |id: &ClaimId| *id != claim.id && whole(*id) == claim.id;
-        holders.chain(waiters).filter(ours).collect()
+        Some(holders.chain(waiters).filter(ours).collect())
     }
 
     pub(super) async fn amend(
@@ -406,6 +427,55 @@ impl Core {
             // Nobody listens any more after the keeper has ended.
             let _ = self.tell.send(signal);
         }
+    }
+}
+
+/// Whoever looks after what an attempt has at its nodes. Dropped before everything is settled (by a
+/// caller that was cancelled, or a runtime that ended), it leaves the rest to the background.
+pub(super) struct Owed {
+    core: Arc<Core>,
+    attempt: Arc<Attempt>,
+    _owing: Owing,
+}
+
+impl Owed {
+    pub(super) fn new(core: &Arc<Core>, attempt: &Arc<Attempt>) -> Self {
+        Self { core: core.clone(), attempt: attempt.clone(), _owing: Owing::one_more(core) }
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        let left = {
+            let mut state = self.attempt.state();
+            let asked = state.those(|at| *at == At::Asked);
+            match state.fate() {
+                Fate::Open => Vec::new(),
+                // The next renewal asks again.
+                Fate::Held(_) => {
+                    asked.into_iter().for_each(|node| state.set(node, At::Unknown));
+                    Vec::new()
+                }
+                Fate::Over => state.those(|at| !matches!(at, At::Nothing | At::Refused)),
+            }
+        };
+        left.into_iter().for_each(|node| self.core.take_back_later(&self.attempt, node));
+    }
+}
+
+/// One who gives something back, which closing waits for.
+struct Owing(Arc<Core>);
+
+impl Owing {
+    fn one_more(core: &Arc<Core>) -> Self {
+        core.owing.send_modify(|owing| *owing += 1);
+        Self(core.clone())
+    }
+}
+
+impl Drop for Owing {
+    fn drop(&mut self) {
+        self.0.owing.send_modify(|owing| *owing -= 1);
     }
 }
 

@@ -170,20 +170,33 @@ impl Nodes {
 
     async fn keep_an_eye_on(self: &Arc<Self>, node: usize) {
         let one = &self.all[node];
-        while one.watchers.load(Ordering::Acquire) > 0 {
-            match self.clock.before(self.clock.now() + SILENT, self.look_at(node)).await {
-                Some(Ok(_)) => {}
-                Some(Err(Error::Closed)) => return,
-                _ => self.leave_out(node),
+        loop {
+            while one.watchers.load(Ordering::Acquire) > 0 {
+                match self.clock.before(self.clock.now() + SILENT, self.look_at(node)).await {
+                    Some(Ok(_)) => {}
+                    Some(Err(Error::Closed)) => return,
+                    _ => self.leave_out(node),
+                }
+                self.clock.sleep_until(self.clock.now() + LOOK_AGAIN).await;
             }
-            self.clock.sleep_until(self.clock.now() + LOOK_AGAIN).await;
+            one.watched.store(false, Ordering::Release);
+            // Somebody may have come just before, and found that an eye was kept.
+            let anybody = one.watchers.load(Ordering::Acquire) > 0;
+            if !anybody || one.watched.swap(true, Ordering::AcqRel) {
+                return;
+            }
         }
-        one.watched.store(false, Ordering::Release);
     }
 
     /// Goes on with `work` whether anybody waits for it or not.
     pub(super) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.home.spawn(work);
+    }
+
+    /// Goes on with requests that were begun on the caller's runtime and belong there: their timers
+    /// do. If that runtime ends, they are dropped.
+    pub(super) fn beside_the_caller(&self, work: impl Future<Output = ()> + Send + 'static) {
+        Handle::try_current().unwrap_or_else(|_| self.home.clone()).spawn(work);
     }
 }
 

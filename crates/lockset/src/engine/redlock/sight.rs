@@ -1,5 +1,6 @@
 //! What the nodes show together: a lock is held by whom a quorum of them says.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -193,10 +194,11 @@ fn merged(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
 /// One holder, as a quorum of nodes has it: by the token that most of them say, for as long as a
 /// quorum keeps it.
 fn whole_holder(claim: Option<ClaimId>, mut at: Vec<Holder>, quorum: usize) -> Option<Holder> {
-    at.sort_unstable_by_key(|holder| std::cmp::Reverse(holder.left));
+    at.sort_unstable_by_key(|holder| Reverse(holder.left));
     let left = at.get(quorum - 1)?.left;
     let revoked = at.iter().any(|holder| holder.revoked);
     let count = |holder: &Holder| at.iter().filter(|other| other.token == holder.token).count();
-    let usual = at.iter().max_by_key(|holder| count(holder))?.clone();
+    // The lower of two that are said as often: a greater one may be what a single node has.
+    let usual = at.iter().max_by_key(|holder| (count(holder), Reverse(holder.token)))?.clone();
     Some(Holder { claim, left, revoked, ..usual })
 }
