@@ -145,9 +145,9 @@ impl Field {
         });
         for round in 0..pace.rounds(ROUNDS) {
             for place in rotated(4, round) {
-                // Those who wait for a mutex of ours in one process cost the server one waiter.
+                // Behind a holder of their own process, waiters for a mutex of ours stay there.
                 let stamps = |_| match place {
-                    0 => self.drain(&one_client, "ours/line/", 2),
+                    0 => self.drain(&one_client, "ours/line/", 1),
                     1 => self.drain(&peers_one_client, "peer/line/", 17),
                     2 => self.drain(&ours, "ours/each/", 17),
                     _ => self.drain(&peers, "peer/each/", 17),
