@@ -1,12 +1,12 @@
 //! Lockset against bare sockets and other people's locks: one table of ratios for each engine.
 //!
-//! `cargo run --release -p lockset-bench -- redis [--quick] [rows…]`, or `redlock`, or `zookeeper`;
-//! rows by a part of their name. A crate of its own, so that the peers' dependencies never touch the
-//! library.
+//! `cargo run --release -p lockset-bench -- redis [--quick] [rows…]`, `redlock`, `zookeeper` or
+//! `etcd`, rows by a part of their name. A crate of its own, so that the peers' dependencies never
+//! touch the library.
 //!
-//! Everything runs on one core: waking a thread on another core can cost several times what a whole
-//! hand-off does, and an unpinned run flips between the two. Every ratio is the median of ratios
-//! taken within one round, in which all that is compared had its turn, in rotating order.
+//! Everything with Redis runs on one core: waking a thread on another core can cost several times
+//! what a whole hand-off does, and an unpinned run flips between the two. Every ratio is the median
+//! of ratios taken within one round, in which all that is compared had its turn, in rotating order.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -18,8 +18,10 @@
 
 mod bare;
 mod child;
+mod contest;
 mod crowd;
 mod cycles;
+mod etcd;
 mod handoff;
 mod idle;
 mod measure;
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         ["redis", rest @ ..] => redis(rest),
         ["redlock", rest @ ..] => redlock::run(rest),
         ["zookeeper", rest @ ..] => zookeeper::run(rest),
+        ["etcd", rest @ ..] => etcd::run(rest),
         // This program is also the other processes of its own measurements.
         ["child", url] => {
             child::obey(url);
@@ -77,8 +80,8 @@ fn main() -> ExitCode {
 fn usage() -> String {
     let names: Vec<&str> = SECTIONS.iter().map(|section| section.name).collect();
     let redis = format!("redis [--quick] [rows…]\n\nrows: {}", names.join(", "));
-    let others =
-        [redlock::USAGE, zookeeper::USAGE].map(|one| format!("       lockset-bench {one}"));
+    let others = [redlock::USAGE, zookeeper::USAGE, etcd::USAGE];
+    let others = others.map(|one| format!("       lockset-bench {one}"));
     format!("usage: lockset-bench {redis}\n\n{}", others.join("\n\n"))
 }
 

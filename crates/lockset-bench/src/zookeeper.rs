@@ -4,18 +4,17 @@
 //! other more than for us.
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lockset::{Lockset, Mutex};
+use lockset::Lockset;
 use lockset_testkit::stage::ZooKeeperServers;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::oneshot;
 use zookeeper_client::{Acls, Client, CreateMode, LockOptions, LockPrefix};
 
-use crate::measure::{Pace, median, median_ratio, now, percentile, rotated};
-use crate::server::wait_until;
+use crate::contest::{Contender, Hand, Hold, Ours, Slices, Writer, cycles, drain};
+use crate::measure::{Pace, median, median_ratio, now, rotated};
 use crate::table::{Table, Target, micros, per_second};
-use crate::turns::{Run, Stamp};
+use crate::turns::Stamp;
 
 pub(crate) const USAGE: &str = "zookeeper [--quick] [rows…]
 
@@ -108,19 +107,8 @@ impl Field {
 
     /// Cycles of all tasks for so long: how many a second, and how many writes each cost.
     fn slice<C: Contender>(&self, tasks: &mut Vec<C>, span: Duration) -> (f64, f64) {
-        let (before, start) = (self.transactions(), Instant::now());
-        let cycles = self.runtime.block_on(async {
-            let running: Vec<_> =
-                tasks.drain(..).map(|task| tokio::spawn(cycle(task, start + span))).collect();
-            let mut cycles = 0;
-            for task in running {
-                let (task, count) = task.await.unwrap();
-                tasks.push(task);
-                cycles += count;
-            }
-            cycles
-        });
-        let rate = cycles as f64 / start.elapsed().as_secs_f64();
+        let before = self.transactions();
+        let (rate, cycles) = cycles(&self.runtime, tasks, span);
         (rate, (self.transactions() - before) as f64 / cycles as f64)
     }
 
@@ -164,30 +152,10 @@ impl Field {
         }
     }
 
-    /// The first holds until all others are in line; answers how long each hand-off took.
+    /// How long each hand-off took in a line that has so many nodes.
     fn drain<C: Contender + Clone>(&self, line: &[C], nodes: u64) -> Vec<f64> {
         let server = &self.servers.nodes()[0];
-        let (tell, granted) = oneshot::channel();
-        let (go_on, wait) = oneshot::channel();
-        let mut line = line.iter().cloned();
-        let mut first = line.next().expect("a line is not empty");
-        let spawn = |mut one: C| self.runtime.spawn(async move { one.turn(None).await });
-        let holding = Hold { granted: tell, go_on: wait };
-        let holder = self.runtime.spawn(async move { first.turn(Some(holding)).await });
-        self.runtime.block_on(granted).unwrap();
-        let waiting: Vec<_> = line.map(spawn).collect();
-        wait_until("all are in line", || server.figure("ephemerals_count") >= nodes);
-        // Those who do not come to the server are in line as soon as they have run once.
-        std::thread::sleep(Duration::from_millis(5));
-        go_on.send(()).unwrap();
-        let stamps = self.runtime.block_on(async {
-            let mut stamps = vec![holder.await.unwrap()];
-            for one in waiting {
-                stamps.push(one.await.unwrap());
-            }
-            stamps
-        });
-        Run::new(&[stamps]).hand_offs
+        drain(&self.runtime, line, || server.figure("ephemerals_count") >= nodes)
     }
 
     /// How many watchers are told, and how many requests are sent, for each release.
@@ -220,91 +188,6 @@ async fn ours(servers: &ZooKeeperServers) -> Lockset {
 async fn peer(servers: &ZooKeeperServers) -> Client {
     let connector = Client::connector().with_session_timeout(SESSION);
     connector.connect(&servers.hosts()).await.unwrap()
-}
-
-async fn cycle<C: Contender>(mut task: C, until: Instant) -> (C, u64) {
-    let mut cycles = 0;
-    while Instant::now() < until {
-        task.turn(None).await;
-        cycles += 1;
-    }
-    (task, cycles)
-}
-
-#[derive(Default)]
-struct Slices {
-    per_second: Vec<f64>,
-    writes: Vec<f64>,
-}
-
-impl Slices {
-    fn push(&mut self, (per_second, writes): (f64, f64)) {
-        self.per_second.push(per_second);
-        self.writes.push(writes);
-    }
-}
-
-/// The percentiles of each round.
-#[derive(Default)]
-struct Hand {
-    half: Vec<f64>,
-    late: Vec<f64>,
-}
-
-impl Hand {
-    fn round(&mut self, hand_offs: Vec<f64>) {
-        self.half.push(median(hand_offs.iter().copied()));
-        self.late.push(percentile(hand_offs, 0.99));
-    }
-}
-
-/// A holder says that it has the lock, and keeps it until it is told to go on.
-struct Hold {
-    granted: oneshot::Sender<()>,
-    go_on: oneshot::Receiver<()>,
-}
-
-impl Hold {
-    async fn pass(hold: Option<Self>) {
-        if let Some(Self { granted, go_on }) = hold {
-            granted.send(()).unwrap();
-            go_on.await.unwrap();
-        }
-    }
-}
-
-/// Somebody who locks and releases, and says when.
-trait Contender: Send + 'static {
-    fn turn(&mut self, hold: Option<Hold>) -> impl Future<Output = Stamp> + Send;
-}
-
-#[derive(Clone)]
-struct Ours(Mutex);
-
-impl Contender for Ours {
-    async fn turn(&mut self, hold: Option<Hold>) -> Stamp {
-        let guard = self.0.lock().await.unwrap();
-        let (granted, token) = (now(), guard.token().get());
-        Hold::pass(hold).await;
-        let released = now();
-        guard.release().await.unwrap();
-        Stamp { granted, released, token }
-    }
-}
-
-/// Writers do not wait for each other in their process: each has a node of its own.
-#[derive(Clone)]
-struct Writer(lockset::RwLock);
-
-impl Contender for Writer {
-    async fn turn(&mut self, hold: Option<Hold>) -> Stamp {
-        let guard = self.0.write().await.unwrap();
-        let (granted, token) = (now(), guard.token().get());
-        Hold::pass(hold).await;
-        let released = now();
-        guard.release().await.unwrap();
-        Stamp { granted, released, token }
-    }
 }
 
 #[derive(Clone)]
