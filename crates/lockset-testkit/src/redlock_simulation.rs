@@ -26,6 +26,7 @@ mod judge;
 mod storms;
 mod wall;
 mod way;
+mod witness;
 mod worker;
 
 pub use directed::{TwoTokens, play_the_models_trace};
@@ -34,6 +35,7 @@ use home::Home;
 use judge::Record;
 use wall::{Time, Wall};
 use way::{Way, Weather};
+use witness::Witness;
 use worker::Worker;
 
 /// Longer than any run takes if everybody is finally served or refused.
@@ -48,7 +50,7 @@ pub struct Tally {
     pub lost: usize,
     /// Acquisitions that ended without a lock.
     pub refused: usize,
-    /// Extensions that a client asked for and got.
+    /// Extensions that a client asked for, or its keeper, and got.
     pub confirmed: usize,
     /// Writes that the register refused because a newer token had written.
     pub stale: usize,
@@ -174,15 +176,17 @@ impl World {
         let forgets = random.random_bool(0.2);
         // Where nodes forget, tokens go on growing only by wall clocks that go.
         let standing = if forgets { 0.0 } else { [0.0, 0.5, 1.0][random.random_range(0..3)] };
+        // Short, because waiting is what takes long.
+        let ttl = Duration::from_millis(random.random_range(600..2400));
         Self {
             seed,
             flaw,
-            ttl: Duration::from_millis(random.random_range(1000..6000)),
+            ttl,
             homes,
             rush: random.random_bool(0.3),
             standing,
             time: Time::new(clock.clone()),
-            weather: Weather::new(&mut random, jumps),
+            weather: Weather::new(&mut random, ttl, jumps),
             names,
             clock,
             record,
@@ -244,8 +248,10 @@ impl World {
             Arc::new(Layered(Iced { inner, ice: ice.clone() })) as Arc<dyn Engine>
         });
         let quorum = Redlock::over(ways.collect(), RedlockOptions::default(), self.clock.clone());
-        let quorum = dress.over(Arc::new(quorum.unwrap()));
-        let locks = Lockset::on(quorum, self.clock.clone()).unwrap();
+        let quorum = Arc::new(quorum.unwrap());
+        let (record, clock) = (self.record.clone(), self.clock.clone());
+        let witness = Arc::new(Layered(Witness { quorum, record, clock }));
+        let locks = Lockset::on(dress.over(witness), self.clock.clone()).unwrap();
         Client { locks, ice, scissors, stopped: AtomicBool::new(false) }
     }
 

@@ -13,8 +13,8 @@ use tokio::sync::watch;
 
 use super::judge::Record;
 
-/// So many of the last requests for a lock may come once more.
-const ECHOES: usize = 6;
+/// So many of the last requests that were granted may come once more.
+const ECHOES: usize = 3;
 
 /// A node of the quorum, as all clients have it.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Home {
     frozen_until: Mutex<Moment>,
     slow_until: Mutex<Moment>,
     names: Vec<Name>,
-    /// The last requests for a lock, as the network still has them.
+    /// The last requests that were granted, as the network still has them.
     heard: Mutex<Vec<(Arc<dyn Engine>, Claim)>>,
     record: Arc<Mutex<Record>>,
 }
@@ -107,16 +107,19 @@ impl Home {
         self.record.lock().unwrap().faults.push((self.clock.now(), forgot));
     }
 
-    /// A request for a lock arrived, of which the network keeps a copy.
+    /// A request was granted, of which the network keeps a copy.
     pub(super) fn hears(&self, engine: Arc<dyn Engine>, claim: Claim) {
         let mut heard = self.heard.lock().unwrap();
+        if heard.iter().any(|(_, known)| known.id == claim.id) {
+            return;
+        }
         if heard.len() == ECHOES {
             heard.remove(0);
         }
         heard.push((engine, claim));
     }
 
-    /// One of the last requests for a lock arrives once more.
+    /// One of the last requests that were granted arrives once more.
     pub(super) async fn echo(&self, random: &mut SmallRng) {
         let heard = self.heard.lock().unwrap().len();
         if heard > 0 {
@@ -124,7 +127,7 @@ impl Home {
         }
     }
 
-    /// This one of the last requests for a lock, counted from the oldest, arrives once more.
+    /// This one of the last requests that were granted, counted from the oldest, arrives once more.
     pub(super) async fn repeat(&self, which: usize) {
         let copy = self.heard.lock().unwrap().get(which).cloned();
         if let Some((engine, claim)) = copy {

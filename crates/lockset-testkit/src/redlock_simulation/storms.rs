@@ -51,7 +51,8 @@ impl World {
     }
 
     /// A wrong time reaches several nodes at once, so that a holder has lost its quorum before it
-    /// knows; and when others may have been there, its old requests come once more.
+    /// knows; and when others have been there, and perhaps lost it likewise, its old requests come
+    /// once more.
     async fn jump_together(&self, random: &mut SmallRng) {
         let homes = self.some_homes(random, self.homes.len() / 2 + 1);
         for home in &homes {
@@ -59,7 +60,11 @@ impl World {
         }
         for _ in 0..random.random_range(0..3) {
             tokio::time::sleep(span(random, self.ttl / 8)).await;
+            let again = random.random_bool(0.5);
             for home in &homes {
+                if again {
+                    home.jump_forward().await;
+                }
                 home.echo(random).await;
             }
         }

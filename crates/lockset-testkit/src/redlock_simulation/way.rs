@@ -35,13 +35,13 @@ pub(super) struct Weather {
 }
 
 impl Weather {
-    pub(super) fn new(random: &mut SmallRng, jumps: bool) -> Arc<Self> {
+    pub(super) fn new(random: &mut SmallRng, ttl: Duration, jumps: bool) -> Arc<Self> {
         Arc::new(Self {
             upset: if jumps { random.random_range(0.0..0.1) } else { 0.0 },
             badness: random.random_range(0.0..0.3),
             slowness: Duration::from_millis(random.random_range(1..60)),
             // Marks of withdrawn claims outlive this.
-            latest: Duration::from_secs(20),
+            latest: ttl * 5,
             calm: AtomicBool::new(false),
             faults: AtomicUsize::new(0),
         })
@@ -238,12 +238,14 @@ impl Layer for Way {
         let granted = self.send(move |home| {
             let (ours, node) = (ours.clone(), node.clone());
             async move {
-                node.hears(home.clone(), ours.clone());
-                let granted = home.acquire(&ours, wait).await;
-                if upset && matches!(granted, Ok(Some(_))) {
-                    node.jump_forward().await;
+                let granted = home.acquire(&ours, wait).await?;
+                if granted.is_some() {
+                    node.hears(home.clone(), ours.clone());
+                    if upset {
+                        node.jump_forward().await;
+                    }
                 }
-                granted
+                Ok(granted)
             }
             .boxed()
         });
