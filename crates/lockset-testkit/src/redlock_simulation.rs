@@ -166,7 +166,7 @@ impl World {
     fn draw(seed: u64, flaw: Flaw) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
         let clock = Clock::tokio();
-        let nodes = if random.random_bool(0.6) { 3 } else { 5 };
+        let nodes = if random.random_bool(0.75) { 3 } else { 5 };
         let names = ["a", "b"][..if random.random_bool(0.9) { 1 } else { 2 }].to_vec();
         let record: Arc<Mutex<Record>> = Arc::default();
         let homes: Vec<Arc<Home>> = (1..=nodes)
@@ -201,7 +201,7 @@ impl World {
     async fn play(self: &Arc<Self>) -> Result<(), String> {
         let mut random = SmallRng::seed_from_u64(self.seed ^ 0xC11E);
         let clients: Vec<Arc<Client>> =
-            (0..random.random_range(2..5)).map(|number| Arc::new(self.client(number))).collect();
+            (0..random.random_range(2..4)).map(|number| Arc::new(self.client(number))).collect();
         let mut workers = tokio::task::JoinSet::new();
         for (number, client) in clients.iter().enumerate() {
             let random = SmallRng::seed_from_u64(random.random());

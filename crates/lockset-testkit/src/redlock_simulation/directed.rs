@@ -16,6 +16,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use tokio::sync::Notify;
 
+use super::home::repeat;
 use super::judge::Acquired;
 use super::{Client, Flaw, Wall, World, in_virtual_time};
 use crate::layer::{Layer, Layered};
@@ -67,7 +68,7 @@ async fn play(world: &Arc<World>) -> TwoTokens {
     // Its lease ends too, and the late one's request for the third node comes once more: it is
     // granted 3. To lift that to 2 must fail, or both have the token 2.
     third.jump_forward().await;
-    third.repeat(0).await;
+    repeat(&third.copies()[0]).await;
     raise.goes_on.notify_one();
     // Refused, it begins anew, and gets a token of its own.
     let late_guard = waiting.await.unwrap().unwrap().unwrap();

@@ -119,7 +119,8 @@ impl Flawed {
                 self.node.renew(&[(claim, &own)]).await.remove(0)
             }
             None if self.flaw == Flaw::ExtendRecreates => {
-                self.node.acquire(claim, Wait::No).await?.ok_or_else(|| lost(claim))
+                let claim = Claim { floor: Some(grant.token), ..claim.clone() };
+                self.node.acquire(&claim, Wait::No).await?.ok_or_else(|| lost(&claim))
             }
             None => Err(lost(claim)),
         };

@@ -16,6 +16,14 @@ use super::judge::Record;
 /// So many of the last requests that were granted may come once more.
 const ECHOES: usize = 3;
 
+/// A request for a lock that the network has kept.
+pub(super) type Copy = (Arc<dyn Engine>, Claim);
+
+/// It arrives once more, and nobody waits for the answer.
+pub(super) async fn repeat((engine, claim): &Copy) {
+    drop(engine.acquire(claim, Wait::No).await);
+}
+
 /// A node of the quorum, as all clients have it.
 #[derive(Debug)]
 pub(super) struct Home {
@@ -28,7 +36,7 @@ pub(super) struct Home {
     slow_until: Mutex<Moment>,
     names: Vec<Name>,
     /// The last requests that were granted, as the network still has them.
-    heard: Mutex<Vec<(Arc<dyn Engine>, Claim)>>,
+    heard: Mutex<Vec<Copy>>,
     record: Arc<Mutex<Record>>,
 }
 
@@ -119,20 +127,16 @@ impl Home {
         heard.push((engine, claim));
     }
 
-    /// One of the last requests that were granted arrives once more.
-    pub(super) async fn echo(&self, random: &mut SmallRng) {
-        let heard = self.heard.lock().unwrap().len();
-        if heard > 0 {
-            self.repeat(random.random_range(0..heard)).await;
-        }
+    /// The last requests that were granted, the newest last.
+    pub(super) fn copies(&self) -> Vec<Copy> {
+        self.heard.lock().unwrap().clone()
     }
 
-    /// This one of the last requests that were granted, counted from the oldest, arrives once more.
-    pub(super) async fn repeat(&self, which: usize) {
-        let copy = self.heard.lock().unwrap().get(which).cloned();
-        if let Some((engine, claim)) = copy {
-            // Nobody waits for the answer.
-            drop(engine.acquire(&claim, Wait::No).await);
+    /// One of the last requests that were granted arrives once more.
+    pub(super) async fn echo(&self, random: &mut SmallRng) {
+        let copies = self.copies();
+        if !copies.is_empty() {
+            repeat(&copies[random.random_range(0..copies.len())]).await;
         }
     }
 

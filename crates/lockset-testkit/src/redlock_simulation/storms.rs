@@ -7,13 +7,13 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 
-use super::home::Home;
+use super::home::{Copy, Home, repeat};
 use super::{Client, World, span};
 
 impl World {
     pub(super) async fn storms(self: Arc<Self>, clients: Vec<Arc<Client>>, mut random: SmallRng) {
         while !self.over.load(Ordering::Relaxed) {
-            tokio::time::sleep(span(&mut random, self.ttl)).await;
+            tokio::time::sleep(span(&mut random, self.ttl / 2)).await;
             let home = self.homes[random.random_range(0..self.homes.len())].clone();
             let client = &clients[random.random_range(0..clients.len())];
             match random.random_range(0..12) {
@@ -33,8 +33,8 @@ impl World {
 
     /// One client does not reach some of the nodes, which the others do.
     fn cut_off(&self, client: &Client, random: &mut SmallRng) {
-        let until = self.clock.now() + span(random, self.ttl * 3);
-        for home in self.some_homes(random, self.homes.len()) {
+        let until = self.clock.now() + span(random, self.ttl * 2);
+        for home in self.some_homes(random, self.homes.len() / 2 + 1) {
             let node = self.homes.iter().position(|other| Arc::ptr_eq(other, &home));
             client.cut(node.unwrap(), until);
         }
@@ -55,26 +55,26 @@ impl World {
     /// once more.
     async fn jump_together(&self, random: &mut SmallRng) {
         let homes = self.some_homes(random, self.homes.len() / 2 + 1);
+        let old: Vec<Copy> = homes.iter().filter_map(|home| home.copies().pop()).collect();
         for home in &homes {
             home.jump_forward().await;
         }
-        for _ in 0..random.random_range(0..3) {
-            tokio::time::sleep(span(random, self.ttl / 8)).await;
-            let again = random.random_bool(0.5);
+        tokio::time::sleep(span(random, self.ttl / 5)).await;
+        if random.random_bool(0.5) {
             for home in &homes {
-                if again {
-                    home.jump_forward().await;
-                }
-                home.echo(random).await;
+                home.jump_forward().await;
             }
+        }
+        for copy in &old {
+            repeat(copy).await;
         }
     }
 
-    /// At least one and at most so many of the nodes.
+    /// So many of the nodes at most, and mostly so many.
     fn some_homes(&self, random: &mut SmallRng, most: usize) -> Vec<Arc<Home>> {
         let mut homes = self.homes.clone();
         homes.shuffle(random);
-        homes.truncate(random.random_range(1..=most));
+        homes.truncate(if random.random_bool(0.7) { most } else { random.random_range(1..=most) });
         homes
     }
 }

@@ -58,7 +58,7 @@ impl Weather {
 
     fn fate(&self, random: &mut SmallRng) -> Fate {
         let (there, back) = (span(random, self.slowness), span(random, self.slowness));
-        let usual = Fate { there, back: Some(back), insists: random.random_bool(0.5), again: None };
+        let usual = Fate { there, back: Some(back), insists: random.random_bool(0.2), again: None };
         if self.calm.load(Ordering::Relaxed) {
             return Fate { there: Duration::ZERO, back: Some(Duration::ZERO), ..usual };
         }
@@ -171,9 +171,14 @@ impl Way {
             tokio::time::sleep(fate.there).await;
             let arrives = async {
                 home.thawed().await;
-                request(engine.clone()).await
+                match home.run() == run {
+                    true => request(engine.clone()).await,
+                    false => Err(storm()),
+                }
             };
+            // In this order, because most arrive at once and need not look out for an end.
             let answer = tokio::select! {
+                biased;
                 answer = arrives => answer,
                 // It dies with the node.
                 () = home.ended(run) => return Err(storm()),

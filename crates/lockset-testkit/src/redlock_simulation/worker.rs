@@ -22,7 +22,7 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) async fn work(mut self) {
-        let most = if self.world.rush { 12 } else { 6 };
+        let most = if self.world.rush { 7 } else { 4 };
         for _ in 0..self.random.random_range(2..most) {
             let name = self.world.names[self.random.random_range(0..self.world.names.len())];
             let terms = Terms::default().ttl(self.world.ttl);
@@ -65,7 +65,7 @@ impl Worker {
             confirmed: Vec::new(),
         });
         let mut held = self.look(&guard, place);
-        for _ in 0..self.random.random_range(0..5) {
+        for _ in 0..self.random.random_range(0..4) {
             if !held {
                 break;
             }
