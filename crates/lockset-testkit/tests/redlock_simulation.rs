@@ -51,20 +51,20 @@ fn play(first: u64) {
     }
 }
 
-/// Every flaw is found within some seeds, so a simulation that finds nothing means something.
+/// Every flaw is found within some seeds, so a simulation that finds nothing means something. A
+/// flaw breaks other promises too, now and then; it must break one that it is known for.
 fn is_found(flaw: Flaw, says: &[&str]) {
-    let played = |seed| simulate(seed, flaw).err().map(|wrong| (seed, wrong));
+    let is_it = |wrong: &String| says.iter().any(|says| wrong.contains(says));
+    let played = |seed| simulate(seed, flaw).err().filter(is_it).map(|wrong| (seed, wrong));
     let found = (0..FLAWED_SEEDS).find_map(played);
     let (seed, found) =
         found.unwrap_or_else(|| panic!("{flaw:?} was not found in {FLAWED_SEEDS} seeds"));
     println!("{flaw:?}, seed {seed}: {found}");
-    let is_it = says.iter().any(|says| found.contains(says));
-    assert!(is_it, "{flaw:?} was found as something else: {found}");
 }
 
 #[test]
 fn a_raise_that_looks_at_nothing_is_found() {
-    is_found(Flaw::RaisesBlindly, &["one token twice", "tokens fall", "though old"]);
+    is_found(Flaw::RaisesBlindly, &["one token twice", "tokens fall"]);
 }
 
 /// Needs two leases of one node to end between the two rounds of an attempt, and a request that
