@@ -188,6 +188,9 @@ impl Ice {
     }
 
     async fn thawed(&self) {
+        if !*self.0.borrow() {
+            return;
+        }
         // The sender is ours, so waiting cannot fail.
         let _ = self.0.subscribe().wait_for(|frozen| !frozen).await;
     }

@@ -2,32 +2,41 @@
 //!
 //! Several clients want a few names of three or five nodes. On each way from a client to a node
 //! requests are slow, lost, carried out without an answer, carried out late or twice; nodes freeze,
-//! forget all they knew, and have clocks that jump; clients pause beyond their leases, and stop.
-//! What they had is judged by rules of which only one needs clocks: see the judge.
+//! forget all they knew, and have clocks that jump; clients are cut off, have wall clocks that stand
+//! still, pause beyond their leases, and stop. What they had is judged by rules of which only one
+//! needs clocks: see the judge.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use lockset::Lockset;
 use lockset::clock::{Clock, Moment};
 use lockset::engine::Engine;
 use lockset::engine::redlock::{Redlock, RedlockOptions};
-use lockset::{Guard, Lockset, Mutex as Lock, State, Terms};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::layer::{Ice, Iced, Layered};
 
+mod directed;
 mod flaws;
 mod home;
 mod judge;
+mod storms;
+mod wall;
 mod way;
+mod witness;
+mod worker;
 
+pub use directed::{TwoTokens, play_the_models_trace};
 pub use flaws::Flaw;
 use home::Home;
-use judge::{Acquired, Record};
+use judge::Record;
+use wall::{Time, Wall};
 use way::{Way, Weather};
+use witness::Witness;
+use worker::Worker;
 
 /// Longer than any run takes if everybody is finally served or refused.
 const PATIENCE: Duration = Duration::from_secs(6 * 3600);
@@ -41,7 +50,7 @@ pub struct Tally {
     pub lost: usize,
     /// Acquisitions that ended without a lock.
     pub refused: usize,
-    /// Extensions that a client asked for and got.
+    /// Extensions that a client asked for, or its keeper, and got.
     pub confirmed: usize,
     /// Writes that the register refused because a newer token had written.
     pub stale: usize,
@@ -69,13 +78,8 @@ impl Tally {
 /// # Errors
 /// What was wrong, in words.
 pub fn simulate(seed: u64, flaw: Flaw) -> Result<Tally, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        let world = World::new(seed, flaw);
+    in_virtual_time(async {
+        let world = Arc::new(World::draw(seed, flaw));
         let played = tokio::time::timeout(PATIENCE, world.play()).await;
         played.map_err(|_| "somebody was neither served nor refused".to_owned())??;
         let record = world.record.lock().unwrap();
@@ -92,6 +96,15 @@ pub fn simulate(seed: u64, flaw: Flaw) -> Result<Tally, String> {
     })
 }
 
+fn in_virtual_time<T>(play: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(play)
+}
+
 struct World {
     seed: u64,
     flaw: Flaw,
@@ -99,6 +112,11 @@ struct World {
     ttl: Duration,
     homes: Vec<Arc<Home>>,
     names: Vec<&'static str>,
+    /// Few wait, and nobody rests.
+    rush: bool,
+    /// How many of the clients have wall clocks that stand still.
+    standing: f64,
+    time: Arc<Time>,
     weather: Arc<Weather>,
     record: Arc<Mutex<Record>>,
     /// Whether clocks of nodes jump, and whether nodes forget.
@@ -113,101 +131,139 @@ struct World {
 struct Client {
     locks: Lockset,
     ice: Ice,
+    /// What cuts its way to each node.
+    scissors: Vec<Arc<Mutex<Moment>>>,
     /// It ended without a word.
     stopped: AtomicBool,
 }
 
+impl Client {
+    /// From now on nothing comes through to this node, for a while.
+    fn cut(&self, node: usize, until: Moment) {
+        *self.scissors[node].lock().unwrap() = until;
+    }
+
+    fn join_again(&self) {
+        (0..self.scissors.len()).for_each(|node| self.cut(node, Moment::from_nanos(0)));
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+}
+
 impl World {
-    fn new(seed: u64, flaw: Flaw) -> Arc<Self> {
+    /// Three nodes, and no weather at all.
+    fn quiet(flaw: Flaw, ttl: Duration) -> Arc<Self> {
+        let world = Self::draw(0, flaw);
+        let names = vec!["a"];
+        let home = |number| Home::new(number, world.clock.clone(), &names, world.record.clone());
+        let homes = (1..=3).map(home).collect();
+        world.weather.calm();
+        Arc::new(Self { homes, names, ttl, ..world })
+    }
+
+    fn draw(seed: u64, flaw: Flaw) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
         let clock = Clock::tokio();
-        let nodes = if random.random_bool(0.6) { 3 } else { 5 };
-        Arc::new(Self {
+        let nodes = if random.random_bool(0.75) { 3 } else { 5 };
+        let names = ["a", "b"][..if random.random_bool(0.9) { 1 } else { 2 }].to_vec();
+        let record: Arc<Mutex<Record>> = Arc::default();
+        let homes: Vec<Arc<Home>> = (1..=nodes)
+            .map(|number| Home::new(number, clock.clone(), &names, record.clone()))
+            .collect();
+        let jumps = random.random_bool(0.5);
+        let forgets = random.random_bool(0.2);
+        // Where nodes forget, tokens go on growing only by wall clocks that go.
+        let standing = if forgets { 0.0 } else { [0.0, 0.5, 1.0][random.random_range(0..3)] };
+        // Short, because waiting is what takes long.
+        let ttl = Duration::from_millis(random.random_range(600..2400));
+        Self {
             seed,
             flaw,
-            ttl: Duration::from_millis(random.random_range(1000..6000)),
-            homes: (1..=nodes).map(|number| Home::new(number, clock.clone())).collect(),
-            names: ["a", "b"][..if random.random_bool(0.8) { 1 } else { 2 }].to_vec(),
-            weather: Weather::new(&mut random),
+            ttl,
+            homes,
+            rush: random.random_bool(0.3),
+            standing,
+            time: Time::new(clock.clone()),
+            weather: Weather::new(&mut random, ttl, jumps),
+            names,
             clock,
-            record: Arc::default(),
-            jumps: random.random_bool(0.4),
-            forgets: random.random_bool(0.2),
+            record,
+            jumps,
+            forgets,
             over: AtomicBool::new(false),
             lost: AtomicUsize::new(0),
             refused: AtomicUsize::new(0),
-        })
+        }
     }
 
     async fn play(self: &Arc<Self>) -> Result<(), String> {
         let mut random = SmallRng::seed_from_u64(self.seed ^ 0xC11E);
         let clients: Vec<Arc<Client>> =
-            (0..random.random_range(2..5)).map(|number| Arc::new(self.client(number))).collect();
+            (0..random.random_range(2..4)).map(|number| Arc::new(self.client(number))).collect();
         let mut workers = tokio::task::JoinSet::new();
         for (number, client) in clients.iter().enumerate() {
             let random = SmallRng::seed_from_u64(random.random());
             let (world, client) = (self.clone(), client.clone());
             workers.spawn(Worker { world, client, number, random }.work());
         }
-        let storms = tokio::spawn(self.clone().storms(SmallRng::seed_from_u64(random.random())));
+        let storms = SmallRng::seed_from_u64(random.random());
+        let storms = tokio::spawn(self.clone().storms(clients.clone(), storms));
         workers.join_all().await;
         self.over.store(true, Ordering::Relaxed);
         self.weather.calm();
         self.homes.iter().for_each(|home| home.thaw());
+        clients.iter().for_each(|client| client.join_again());
         storms.await.unwrap();
-        for client in clients.iter().filter(|client| !client.stopped.load(Ordering::Relaxed)) {
+        for client in clients.iter().filter(|client| !client.is_stopped()) {
             // What a storm has left under way may still disturb it.
             let _ = client.locks.close().await;
         }
-        self.leaves_nothing().await
+        let one_stopped = clients.iter().any(|client| client.is_stopped());
+        self.leaves_nothing(one_stopped).await
     }
 
     fn client(&self, number: u64) -> Client {
-        let ice = Ice::default();
+        let mut random = SmallRng::seed_from_u64(self.seed ^ number << 32);
+        let stands = random.random_bool(self.standing);
+        let wall = Wall::new((!stands).then(|| self.time.clone()));
+        self.client_with(&wall, random, |_, way| way)
+    }
+
+    /// A client with this wall clock, whose way to each node is made by `lay` from the usual one.
+    fn client_with(
+        &self,
+        wall: &Arc<Wall>,
+        mut random: SmallRng,
+        lay: impl Fn(usize, Arc<dyn Engine>) -> Arc<dyn Engine>,
+    ) -> Client {
+        let (ice, mut scissors) = (Ice::default(), Vec::new());
         let dress = self.flaw.for_a_client(self.clock.clone());
         let ways = self.homes.iter().enumerate().map(|(place, home)| {
-            let random = SmallRng::seed_from_u64(self.seed ^ number << 32 ^ (place as u64) << 48);
-            let is_last = place + 1 == self.homes.len();
-            let way = Way::new(home.clone(), self.weather.clone(), dress.at(is_last), random);
-            let inner: Arc<dyn Engine> = Arc::new(Layered(way));
+            let random = SmallRng::seed_from_u64(random.random());
+            let dress = dress.at(place + 1 == self.homes.len());
+            let way = Way::new(home.clone(), self.weather.clone(), dress, wall.clone(), random);
+            scissors.push(way.scissors());
+            let inner = lay(place, Arc::new(Layered(way)));
             Arc::new(Layered(Iced { inner, ice: ice.clone() })) as Arc<dyn Engine>
         });
         let quorum = Redlock::over(ways.collect(), RedlockOptions::default(), self.clock.clone());
-        let locks = Lockset::on(Arc::new(quorum.unwrap()), self.clock.clone()).unwrap();
-        Client { locks, ice, stopped: AtomicBool::new(false) }
+        let quorum = Arc::new(quorum.unwrap());
+        let (record, clock) = (self.record.clone(), self.clock.clone());
+        let witness = Arc::new(Layered(Witness { quorum, record, clock }));
+        let locks = Lockset::on(dress.over(witness), self.clock.clone()).unwrap();
+        Client { locks, ice, scissors, stopped: AtomicBool::new(false) }
     }
 
-    /// Now and then the world is paused, or something happens to a node.
-    async fn storms(self: Arc<Self>, mut random: SmallRng) {
-        while !self.over.load(Ordering::Relaxed) {
-            tokio::time::sleep(span(&mut random, self.ttl * 2)).await;
-            let home = self.homes[random.random_range(0..self.homes.len())].clone();
-            match random.random_range(0..8) {
-                0 => tokio::time::advance(span(&mut random, self.ttl * 2)).await,
-                1..=4 => home.freeze(span(&mut random, self.ttl * 2)),
-                5 if self.jumps => {
-                    self.fault(false);
-                    home.jump_forward(&self.names).await;
-                }
-                6 if self.jumps => home.jump_back(span(&mut random, self.ttl * 2)),
-                7 if self.forgets => {
-                    self.fault(true);
-                    home.restart();
-                }
-                _ => {}
-            }
-        }
-    }
-
-    fn fault(&self, forgot: bool) {
-        self.record.lock().unwrap().faults.push((self.clock.now(), forgot));
-    }
-
-    /// When all are gone, their last requests have arrived, and all leases are over.
-    async fn leaves_nothing(&self) -> Result<(), String> {
+    /// When all are gone, their last requests have arrived, and all leases are over. One that
+    /// stopped while it was cut off could not withdraw, and a memory node keeps its place in the
+    /// queue until somebody comes; a holder it keeps never.
+    async fn leaves_nothing(&self, one_stopped: bool) -> Result<(), String> {
         tokio::time::sleep(self.ttl * 8 + self.weather.latest * 2).await;
         for home in &self.homes {
-            let left = home.list().await;
+            let mut left = home.list().await;
+            left.retain(|state| !one_stopped || !state.holders.is_empty());
             if !left.is_empty() {
                 return Err(format!("left behind: {left:?}"));
             }
@@ -218,140 +274,4 @@ impl World {
 
 fn span(random: &mut SmallRng, most: Duration) -> Duration {
     most.mul_f64(random.random::<f64>())
-}
-
-/// Somebody at a client who wants locks, again and again.
-struct Worker {
-    world: Arc<World>,
-    client: Arc<Client>,
-    number: usize,
-    random: SmallRng,
-}
-
-impl Worker {
-    async fn work(mut self) {
-        for _ in 0..self.random.random_range(2..6) {
-            let name = self.world.names[self.random.random_range(0..self.world.names.len())];
-            let terms = Terms::default().ttl(self.world.ttl);
-            let fixed = self.random.random_bool(0.2);
-            let terms = if fixed { terms.fixed() } else { terms };
-            let lock = self.client.locks.mutex(name).unwrap().with(terms).unwrap();
-            let asked = self.world.clock.now();
-            match self.acquire(&lock).await {
-                Some(guard) => self.hold(guard, asked, fixed).await,
-                None => drop(self.world.refused.fetch_add(1, Ordering::Relaxed)),
-            }
-            if self.client.stopped.load(Ordering::Relaxed) {
-                return;
-            }
-            tokio::time::sleep(span(&mut self.random, self.world.ttl / 4)).await;
-        }
-    }
-
-    async fn acquire(&mut self, lock: &Lock) -> Option<Guard> {
-        let patience = span(&mut self.random, self.world.ttl * 3);
-        match self.random.random_range(0..8) {
-            0 | 1 => lock.try_lock().await.ok().flatten(),
-            2 => lock.lock_within(patience).await.ok(),
-            // Cancelled at some moment.
-            3 | 4 => tokio::time::timeout(patience, lock.lock()).await.ok()?.ok(),
-            _ => lock.lock().await.ok(),
-        }
-    }
-
-    async fn hold(&mut self, guard: Guard, asked: Moment, fixed: bool) {
-        let enter = self.world.clock.now();
-        let place = self.world.record.lock().unwrap().acquire(Acquired {
-            who: self.number,
-            name: guard.name().to_string(),
-            token: guard.token(),
-            asked,
-            enter,
-            until: enter,
-            confirmed: Vec::new(),
-        });
-        let mut held = self.look(&guard, place);
-        for _ in 0..self.random.random_range(0..5) {
-            if !held {
-                break;
-            }
-            self.act_while_watching(&guard, place, fixed).await;
-            held = self.look(&guard, place);
-        }
-        if !held {
-            self.world.lost.fetch_add(1, Ordering::Relaxed);
-        }
-        // One who does not look before it writes: the register must know better.
-        self.write(place);
-        self.leave(guard, place, held).await;
-    }
-
-    /// A belief ends when the guard knows of its loss, whatever its owner is doing meanwhile.
-    async fn act_while_watching(&mut self, guard: &Guard, place: usize, fixed: bool) {
-        let world = self.world.clone();
-        let act = std::pin::pin!(self.act(guard, place, fixed));
-        let lost = std::pin::pin!(guard.lost());
-        if let Either::Left((_, act)) = select(lost, act).await {
-            world.record.lock().unwrap().ends(place, world.clock.now());
-            act.await;
-        }
-    }
-
-    async fn act(&mut self, guard: &Guard, place: usize, fixed: bool) {
-        let clock = self.world.clock.clone();
-        match self.random.random_range(0..8) {
-            0 => {
-                // This client alone does nothing for a while, and its requests leave later.
-                self.client.ice.freeze();
-                tokio::time::sleep(span(&mut self.random, self.world.ttl * 2)).await;
-                self.client.ice.thaw();
-                self.write(place);
-            }
-            1..=3 => {
-                let began = clock.now();
-                if guard.confirm().await.is_ok() && !fixed {
-                    self.world.record.lock().unwrap().acquired[place].confirmed.push(began);
-                }
-            }
-            4 => tokio::time::sleep(span(&mut self.random, self.world.ttl * 2)).await,
-            _ => {
-                self.write(place);
-                tokio::time::sleep(span(&mut self.random, self.world.ttl / 2)).await;
-            }
-        }
-    }
-
-    async fn leave(&mut self, guard: Guard, place: usize, held: bool) {
-        match self.random.random_range(0..10) {
-            0 if held => {
-                // It stops, and believes to the end.
-                self.client.stopped.store(true, Ordering::Relaxed);
-                self.client.ice.freeze();
-                std::mem::forget(guard);
-                return;
-            }
-            // It reads its last deadline when it is over.
-            1 if held => drop(guard.lost().await),
-            _ => {}
-        }
-        self.world.record.lock().unwrap().ends(place, self.world.clock.now());
-        match self.random.random_bool(0.7) {
-            true => drop(guard.release().await),
-            false => drop(guard),
-        }
-    }
-
-    fn write(&self, place: usize) {
-        self.world.record.lock().unwrap().write(place);
-    }
-
-    /// Asks the guard; whether it may still be trusted. The last deadline read bounds the belief.
-    fn look(&self, guard: &Guard, place: usize) -> bool {
-        let at = self.world.clock.now();
-        let held = !matches!(guard.state(), State::Lost(_));
-        if held {
-            self.world.record.lock().unwrap().acquired[place].until = at + guard.valid_for();
-        }
-        held
-    }
 }

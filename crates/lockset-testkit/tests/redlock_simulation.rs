@@ -3,12 +3,12 @@
 // Test code: a broken promise ends the test, with the seed.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
-use lockset_testkit::redlock_simulation::{Flaw, Tally, simulate};
+use lockset_testkit::redlock_simulation::{Flaw, Tally, play_the_models_trace, simulate};
 
 const SEEDS: u64 = 10_000;
-/// How many seeds a flaw may stay hidden.
-const FLAWED_SEEDS: u64 = 1000;
-/// Claim ids, proposals and the order of ready tasks are not seeded, so one seed is played more
+/// How many seeds a flaw may stay hidden: many times what each of them takes.
+const FLAWED_SEEDS: u64 = 2000;
+/// Claim ids, pauses between attempts and the order of ready tasks are not seeded, so one seed is played more
 /// than once.
 const AGAIN: usize = 300;
 
@@ -33,7 +33,8 @@ fn play(first: u64) {
         Some(seed) => vec![seed; AGAIN],
         None => (first..asked_for("LOCKSET_SEEDS").unwrap_or(SEEDS)).step_by(2).collect(),
     };
-    println!("{} seeds from {}", seeds.len(), seeds[0]);
+    let played = seeds.len();
+    println!("{played} seeds from {}", seeds[0]);
     let mut sum = Tally::default();
     for seed in seeds {
         match simulate(seed, Flaw::Sound) {
@@ -44,25 +45,38 @@ fn play(first: u64) {
     println!("{sum:?}");
     if chosen.is_none() {
         let rare = [sum.lost, sum.refused, sum.confirmed, sum.stale, sum.jumps];
-        let enough = rare.into_iter().chain([sum.held / 10, sum.faults / 10]);
-        assert!(enough.min() > Some(100), "the weather was too good: {sum:?}");
+        let enough = rare.into_iter().chain([sum.held / 10, sum.faults / 10]).min();
+        let least = played / 20;
+        assert!(enough >= Some(least), "the weather was too good: {sum:?}");
     }
 }
 
-/// Every flaw is found within some seeds, so a simulation that finds nothing means something.
+/// Every flaw is found within some seeds, so a simulation that finds nothing means something. A
+/// flaw breaks other promises too, now and then; it must break one that it is known for.
 fn is_found(flaw: Flaw, says: &[&str]) {
-    let played = |seed| simulate(seed, flaw).err().map(|wrong| (seed, wrong));
+    let is_it = |wrong: &String| says.iter().any(|says| wrong.contains(says));
+    let played = |seed| simulate(seed, flaw).err().filter(is_it).map(|wrong| (seed, wrong));
     let found = (0..FLAWED_SEEDS).find_map(played);
     let (seed, found) =
         found.unwrap_or_else(|| panic!("{flaw:?} was not found in {FLAWED_SEEDS} seeds"));
     println!("{flaw:?}, seed {seed}: {found}");
-    let is_it = says.iter().any(|says| found.contains(says));
-    assert!(is_it, "{flaw:?} was found as something else: {found}");
 }
 
 #[test]
 fn a_raise_that_looks_at_nothing_is_found() {
     is_found(Flaw::RaisesBlindly, &["one token twice", "tokens fall"]);
+}
+
+/// Needs two leases of one node to end between the two rounds of an attempt, and a request that
+/// comes twice in between: no weather is so bad. So this is the one history that is not random but
+/// written down, after the shortest counterexample of the model (its number 3).
+#[test]
+fn a_raise_that_looks_at_the_holder_only_is_found_by_the_models_trace() {
+    let tokens = play_the_models_trace(Flaw::Sound).unwrap();
+    assert!(tokens.quick < tokens.late, "a raise that is refused begins anew: {tokens:?}");
+    let found = play_the_models_trace(Flaw::RaisesByHolder).unwrap_err();
+    println!("{found}");
+    assert!(found.contains("one token twice"), "{found}");
 }
 
 #[test]

@@ -17,13 +17,15 @@ pub enum Flaw {
     Sound,
     /// RAISE is granted whatever the holder and the fence are.
     RaisesBlindly,
+    /// RAISE looks at the holder only.
+    RaisesByHolder,
     /// EXTEND looks at the holder only.
     ExtendsByHolder,
     /// EXTEND takes the lock again where it is missing.
     ExtendRecreates,
     /// One node says yes to everybody, so that half of the others are enough.
     QuorumOfHalf,
-    /// A hold is believed for as long as the node that was asked last keeps it.
+    /// A hold is believed for as long as any node keeps it, and not as long as a quorum does.
     BelievesTheLast,
 }
 
@@ -34,19 +36,30 @@ impl Flaw {
     }
 }
 
+/// The latest end of any lease of each attempt, at any node.
+type Ends = Arc<Mutex<HashMap<ClaimId, Moment>>>;
+
 /// What one client meets at its nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Dresses {
     flaw: Flaw,
     clock: Clock,
-    /// The latest end of any lease of an attempt.
-    ends: Arc<Mutex<HashMap<ClaimId, Moment>>>,
+    ends: Ends,
 }
 
 impl Dresses {
     /// What it meets at one node.
     pub(super) fn at(&self, is_last: bool) -> Dress {
         Dress { dresses: self.clone(), is_last }
+    }
+
+    /// What it makes of them all.
+    pub(super) fn over(&self, quorum: Arc<dyn Engine>) -> Arc<dyn Engine> {
+        let Self { flaw, clock, ends } = self.clone();
+        match flaw {
+            Flaw::BelievesTheLast => Arc::new(Layered(Believing { quorum, clock, ends })),
+            _ => quorum,
+        }
     }
 }
 
@@ -75,7 +88,7 @@ struct Flawed {
     node: Arc<dyn Engine>,
     flaw: Flaw,
     clock: Clock,
-    ends: Arc<Mutex<HashMap<ClaimId, Moment>>>,
+    ends: Ends,
 }
 
 impl Flawed {
@@ -84,15 +97,11 @@ impl Flawed {
         Grant { token, valid_until, key: Vec::new() }
     }
 
-    /// A grant that ends when the last of this attempt ends.
-    fn latest(&self, claim: &Claim, grant: Grant) -> Grant {
-        if self.flaw != Flaw::BelievesTheLast {
-            return grant;
-        }
+    fn note_end(&self, claim: &Claim, grant: Grant) -> Grant {
         let mut ends = self.ends.lock().unwrap();
         let latest = ends.entry(claim.id).or_insert(grant.valid_until);
         *latest = grant.valid_until.max(*latest);
-        Grant { valid_until: *latest, ..grant }
+        grant
     }
 
     /// By what token this claim holds at the node now, whatever it was told.
@@ -110,7 +119,8 @@ impl Flawed {
                 self.node.renew(&[(claim, &own)]).await.remove(0)
             }
             None if self.flaw == Flaw::ExtendRecreates => {
-                self.node.acquire(claim, Wait::No).await?.ok_or_else(|| lost(claim))
+                let claim = Claim { floor: Some(grant.token), ..claim.clone() };
+                self.node.acquire(&claim, Wait::No).await?.ok_or_else(|| lost(&claim))
             }
             None => Err(lost(claim)),
         };
@@ -134,7 +144,7 @@ impl Layer for Flawed {
             (Flaw::QuorumOfHalf, Some(floor)) => Ok(Some(self.yes(claim, floor))),
             _ => {
                 let granted = self.node.acquire(claim, wait).await?;
-                Ok(granted.map(|grant| self.latest(claim, grant)))
+                Ok(granted.map(|grant| self.note_end(claim, grant)))
             }
         }
     }
@@ -147,7 +157,7 @@ impl Layer for Flawed {
                 Flaw::ExtendsByHolder | Flaw::ExtendRecreates => self.extend(claim, grant).await,
                 _ => {
                     let renewed = self.node.renew(&[(*claim, *grant)]).await.remove(0);
-                    renewed.map(|renewed| self.latest(claim, renewed))
+                    renewed.map(|renewed| self.note_end(claim, renewed))
                 }
             });
         }
@@ -156,10 +166,12 @@ impl Layer for Flawed {
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
         let raised = self.node.raise(claim, grant, to).await;
-        match self.flaw {
-            Flaw::QuorumOfHalf | Flaw::RaisesBlindly => Ok(Grant { token: to, ..grant.clone() }),
-            _ => raised,
-        }
+        let says_yes = match self.flaw {
+            Flaw::QuorumOfHalf | Flaw::RaisesBlindly => true,
+            Flaw::RaisesByHolder => self.own_token(claim).await.is_some(),
+            _ => false,
+        };
+        if says_yes { Ok(Grant { token: to, ..grant.clone() }) } else { raised }
     }
 
     async fn release(
@@ -172,5 +184,43 @@ impl Layer for Flawed {
             Flaw::QuorumOfHalf => Ok(None),
             _ => self.node.release(claim, grant, next).await,
         }
+    }
+}
+
+/// A client that counts the nodes when it asks for a lock, and not when it asks how long it has it.
+#[derive(Debug)]
+struct Believing {
+    quorum: Arc<dyn Engine>,
+    clock: Clock,
+    ends: Ends,
+}
+
+impl Believing {
+    fn latest(&self, claim: &Claim) -> Option<Moment> {
+        // Attempts of a claim differ in the last byte.
+        let is_of_it = |id: &ClaimId| id.to_bits() & !0xff == claim.id.to_bits();
+        let ends = self.ends.lock().unwrap();
+        ends.iter().filter(|(id, _)| is_of_it(id)).map(|(_, end)| *end).max()
+    }
+}
+
+#[async_trait]
+impl Layer for Believing {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.quorum
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        let answers = self.quorum.renew(batch).await;
+        let each = answers.into_iter().zip(batch).map(|(answer, (claim, grant))| {
+            let latest = self.latest(claim).filter(|end| *end > self.clock.now());
+            match (answer, latest) {
+                (Err(error), Some(valid_until)) if error.is_retryable() => {
+                    Ok(Grant { valid_until, ..(*grant).clone() })
+                }
+                (answer, _) => answer,
+            }
+        });
+        each.collect()
     }
 }

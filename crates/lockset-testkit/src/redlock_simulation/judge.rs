@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use lockset::Token;
 use lockset::clock::Moment;
+use lockset::{Name, Token};
 
 /// An acquisition, and what came of it.
 #[derive(Clone, Debug)]
@@ -53,6 +53,14 @@ impl Record {
     pub(super) fn acquire(&mut self, acquired: Acquired) -> usize {
         self.acquired.push(acquired);
         self.acquired.len() - 1
+    }
+
+    /// An extension of a hold that is in somebody's hands succeeded, and began then.
+    pub(super) fn extended(&mut self, name: &Name, token: Token, began: Moment) {
+        let is_it = |one: &&mut Acquired| one.name == name.as_str() && one.token == token;
+        if let Some(one) = self.acquired.iter_mut().rev().find(is_it) {
+            one.confirmed.push(began);
+        }
     }
 
     /// It lets go, or knows that it was lost.

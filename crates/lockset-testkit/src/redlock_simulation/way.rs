@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use futures_core::future::BoxFuture;
 use futures_core::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
+use lockset::clock::Moment;
 use lockset::engine::{Claim, Engine, Grant, LockState, Signal, Vitals, Wait};
 use lockset::{Error, LossReason, Name, Result, Token};
 use rand::RngExt;
@@ -16,6 +17,7 @@ use rand::rngs::SmallRng;
 use super::flaws::Dress;
 use super::home::Home;
 use super::span;
+use super::wall::Wall;
 use crate::layer::Layer;
 
 /// The weather of one run.
@@ -26,17 +28,20 @@ pub(super) struct Weather {
     /// The longest usual way, and how long after its caller gave up a request may still arrive.
     slowness: Duration,
     pub(super) latest: Duration,
+    /// How often a node's clock jumps forward right after it has granted something.
+    upset: f64,
     calm: AtomicBool,
     pub(super) faults: AtomicUsize,
 }
 
 impl Weather {
-    pub(super) fn new(random: &mut SmallRng) -> Arc<Self> {
+    pub(super) fn new(random: &mut SmallRng, ttl: Duration, jumps: bool) -> Arc<Self> {
         Arc::new(Self {
+            upset: if jumps { random.random_range(0.0..0.1) } else { 0.0 },
             badness: random.random_range(0.0..0.3),
             slowness: Duration::from_millis(random.random_range(1..60)),
             // Marks of withdrawn claims outlive this.
-            latest: Duration::from_secs(20),
+            latest: ttl * 5,
             calm: AtomicBool::new(false),
             faults: AtomicUsize::new(0),
         })
@@ -47,9 +52,13 @@ impl Weather {
         self.calm.store(true, Ordering::Relaxed);
     }
 
+    fn upsets(&self, random: &mut SmallRng) -> bool {
+        random.random_bool(self.upset) && !self.calm.load(Ordering::Relaxed)
+    }
+
     fn fate(&self, random: &mut SmallRng) -> Fate {
         let (there, back) = (span(random, self.slowness), span(random, self.slowness));
-        let usual = Fate { there, back: Some(back), insists: random.random_bool(0.5), again: None };
+        let usual = Fate { there, back: Some(back), insists: random.random_bool(0.2), again: None };
         if self.calm.load(Ordering::Relaxed) {
             return Fate { there: Duration::ZERO, back: Some(Duration::ZERO), ..usual };
         }
@@ -94,7 +103,10 @@ pub(super) struct Way {
     home: Arc<Home>,
     weather: Arc<Weather>,
     dress: Dress,
+    wall: Arc<Wall>,
     random: Arc<Mutex<SmallRng>>,
+    /// Until when nothing comes through.
+    cut_until: Arc<Mutex<Moment>>,
     /// The first run of the node, for what does not depend on it.
     first: Arc<dyn Engine>,
     /// This client at the present run of the node.
@@ -106,12 +118,30 @@ impl Way {
         home: Arc<Home>,
         weather: Arc<Weather>,
         dress: Dress,
+        wall: Arc<Wall>,
         random: SmallRng,
     ) -> Self {
         let (run, memory) = home.join();
         let first = dress.on(Arc::new(memory));
         let (random, now) = (Arc::new(Mutex::new(random)), Mutex::new((run, first.clone())));
-        Self { home, weather, dress, random, first, now }
+        let cut_until = Arc::new(Mutex::new(Moment::from_nanos(0)));
+        Self { home, weather, dress, wall, random, cut_until, first, now }
+    }
+
+    /// What cuts it: until the moment that is written there nothing comes through.
+    pub(super) fn scissors(&self) -> Arc<Mutex<Moment>> {
+        self.cut_until.clone()
+    }
+
+    fn is_cut(&self) -> bool {
+        *self.cut_until.lock().unwrap() > self.home.now()
+    }
+
+    /// The caller hears that something failed, after some time.
+    async fn fails<T>(&self) -> Result<T> {
+        let told = span(&mut self.random.lock().unwrap(), self.weather.slowness * 4);
+        tokio::time::sleep(told).await;
+        Err(storm())
     }
 
     fn at_home(&self) -> (u64, Arc<dyn Engine>) {
@@ -128,6 +158,9 @@ impl Way {
         &self,
         request: impl Fn(Arc<dyn Engine>) -> BoxFuture<'static, Result<T>> + Send + Sync + 'static,
     ) -> Result<T> {
+        if self.is_cut() {
+            return self.fails().await;
+        }
         let fate = self.weather.fate(&mut self.random.lock().unwrap());
         let (run, engine) = self.at_home();
         let home = self.home.clone();
@@ -138,9 +171,14 @@ impl Way {
             tokio::time::sleep(fate.there).await;
             let arrives = async {
                 home.thawed().await;
-                request(engine.clone()).await
+                match home.run() == run {
+                    true => request(engine.clone()).await,
+                    false => Err(storm()),
+                }
             };
+            // In this order, because most arrive at once and need not look out for an end.
             let answer = tokio::select! {
+                biased;
                 answer = arrives => answer,
                 // It dies with the node.
                 () = home.ended(run) => return Err(storm()),
@@ -160,9 +198,7 @@ impl Way {
             if fate.insists && fate.there < Duration::MAX {
                 tokio::spawn(carried_out);
             }
-            let told = span(&mut self.random.lock().unwrap(), self.weather.slowness * 4);
-            tokio::time::sleep(told).await;
-            return Err(storm());
+            return self.fails().await;
         };
         let answer = match fate.insists {
             true => tokio::spawn(carried_out).await.unwrap(),
@@ -170,7 +206,7 @@ impl Way {
         };
         tokio::time::sleep(back).await;
         self.home.thawed().await;
-        answer
+        if self.is_cut() { Err(storm()) } else { answer }
     }
 
     /// What a node with a slow clock makes of a claim.
@@ -200,10 +236,23 @@ impl Layer for Way {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        let (ours, extra) = self.stretched(claim);
+        let (mut ours, extra) = self.stretched(claim);
+        ours.floor = claim.floor.map(|proposal| self.wall.proposes(proposal));
+        let upset = self.weather.upsets(&mut self.random.lock().unwrap());
+        let node = self.home.clone();
         let granted = self.send(move |home| {
-            let ours = ours.clone();
-            async move { home.acquire(&ours, wait).await }.boxed()
+            let (ours, node) = (ours.clone(), node.clone());
+            async move {
+                let granted = home.acquire(&ours, wait).await?;
+                if granted.is_some() {
+                    node.hears(home.clone(), ours.clone());
+                    if upset {
+                        node.jump_forward().await;
+                    }
+                }
+                Ok(granted)
+            }
+            .boxed()
         });
         Ok(granted.await?.map(|grant| shortened(grant, extra)))
     }
@@ -275,9 +324,11 @@ impl Layer for Way {
     /// Some are lost, all are slow. Nobody is told that a clock jumped.
     fn signals(&self) -> BoxStream<'static, Signal> {
         let (weather, random) = (self.weather.clone(), self.random.clone());
+        let (home, cut_until) = (self.home.clone(), self.cut_until.clone());
         let signals = self.first.signals().filter_map(move |signal| {
             let fate = weather.fate(&mut random.lock().unwrap());
-            let told = !matches!(signal, Signal::Lost(_, LossReason::Broken));
+            let cut = *cut_until.lock().unwrap() > home.now();
+            let told = !cut && !matches!(signal, Signal::Lost(_, LossReason::Broken));
             async move {
                 tokio::time::sleep(fate.back.filter(|_| told)?).await;
                 Some(signal)
