@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockset::{Error, Guard, Lockset, State};
+use lockset::{Error, Guard, Lockset, State, Terms};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{Chroot, Eyes, SESSIONS};
 use lockset_testkit::steps::{
@@ -280,4 +280,60 @@ async fn an_address_where_nobody_is_does_not_matter() {
     let nowhere = Lockset::builder(&home.url_by(&[dead])).ttl(TTL).connect();
     let error = within(LONG, "it is told", nowhere).await.unwrap_err();
     assert_told(&error, &["refused", "reach"], true);
+}
+
+/// As long as the session may live, nothing is lost: that is for the server to say.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_outlives_servers_that_do_not_answer_for_a_while() {
+    let (home, _) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let ours = client(&home.url_by(&[proxy.port()]), Duration::from_secs(30)).await;
+    let guard = lock(&ours, "outlasts").await;
+    proxy.refuse(true);
+    proxy.cut();
+    // Longer than anybody without a place would wait for a connection.
+    let error = within(LONG, "it is told", guard.confirm()).await.unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    assert_eq!(guard.state(), State::Uncertain);
+    proxy.refuse(false);
+    becomes(LONG, &guard, State::Held).await;
+    guard.confirm().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_is_good_at_whichever_server_is_there() {
+    let (home, _) = home();
+    let dead = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port()
+    };
+    let url = home.url_by(&[dead, home.servers().nodes()[0].port()]);
+    let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
+    let terms = || Terms::default().ttl(TTL).detachable();
+    // Which server is tried first is left to chance.
+    for _ in 0..6 {
+        let mutex = ours.mutex("baton").unwrap().with(terms()).unwrap();
+        let guard = within(TTL, "a free lock", mutex.lock()).await.unwrap();
+        let ticket = guard.detach().await.unwrap();
+        let guard = within(TTL, "it is attached", theirs.attach(&ticket)).await.unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_was_handed_on_is_left_alone() {
+    let (home, _) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let url = home.url_by(&[proxy.port()]);
+    let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
+    let terms = Terms::default().ttl(TTL).detachable();
+    let guard = ours.mutex("baton").unwrap().with(terms).unwrap().lock().await.unwrap();
+    let before = proxy.connections();
+    let ticket = guard.detach().await.unwrap();
+    let guard = theirs.attach(&ticket).await.unwrap();
+    tokio::time::sleep(SOON).await;
+    assert_eq!(proxy.connections(), before + 1, "nobody else wants that session");
+    guard.confirm().await.unwrap();
+    guard.release().await.unwrap();
 }

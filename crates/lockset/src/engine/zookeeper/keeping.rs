@@ -45,7 +45,9 @@ impl Core {
                 // The session may have rested; if it is still there, this wakes it.
                 Err(Fault::NotSent) => {
                     let ready = session.ready(self.clock.now() + PATIENCE).await;
-                    ready.map_err(|_| Fault::Ended)?;
+                    // That no server answers ends nothing yet.
+                    let ended = || session.status().ended;
+                    ready.map_err(|_| if ended() { Fault::Ended } else { Fault::NotSent })?;
                     session.sync(&self.paths.chroot).done().await
                 }
                 first => first,
