@@ -337,3 +337,58 @@ async fn a_lock_that_was_handed_on_is_left_alone() {
     guard.confirm().await.unwrap();
     guard.release().await.unwrap();
 }
+
+/// From its first renewal on the writer's node is watched, and it is the downgrade that removes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_writer_becomes_a_reader_and_leaves_nothing() {
+    let (home, _) = home();
+    let (ours, theirs) = (client(&home.url(), TTL).await, client(&home.url(), TTL).await);
+    let (here, there) = (ours.rwlock("book").unwrap(), theirs.rwlock("book").unwrap());
+    for _ in 0..5 {
+        let guard = here.write().await.unwrap();
+        guard.confirm().await.unwrap();
+        guard.downgrade().await.unwrap();
+        guard.confirm().await.unwrap();
+        assert_eq!(guard.state(), State::Held);
+        let reader = there.try_read().await.unwrap().expect("readers come in");
+        reader.release().await.unwrap();
+        assert!(there.try_write().await.unwrap().is_none(), "it is held");
+        guard.release().await.unwrap();
+        let writer = within(SOON, "nothing is left", there.write()).await.unwrap();
+        writer.release().await.unwrap();
+    }
+}
+
+/// Nobody knows whether it was done; it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_downgrade_that_was_given_up_can_be_repeated_renewed_and_released() {
+    let (home, _) = home();
+    let theirs = client(&home.url(), TTL).await;
+    let there = theirs.rwlock("book").unwrap();
+    for then in ["repeat", "renew", "release"] {
+        let proxy = Proxy::before(home.servers().nodes()[0].port());
+        let ours = client(&home.url_by(&[proxy.port()]), TTL).await;
+        let guard = ours.rwlock("book").unwrap().write().await.unwrap();
+        guard.confirm().await.unwrap();
+        proxy.swallow_answers();
+        let given_up = tokio::time::timeout(Duration::from_millis(100), guard.downgrade()).await;
+        assert!(given_up.is_err(), "nobody answers");
+        let reader = within(SOON, "it was done", there.read()).await.unwrap();
+        reader.release().await.unwrap();
+        proxy.cut();
+        assert!(is_free(&ours, "another").await, "there is a connection again");
+        match then {
+            "repeat" => within(TTL, "it is told", guard.downgrade()).await.unwrap(),
+            "renew" => within(TTL, "it is told", guard.confirm()).await.unwrap(),
+            _ => {}
+        }
+        if then != "release" {
+            becomes(BY_RENEWAL, &guard, State::Held).await;
+            assert!(there.try_write().await.unwrap().is_none(), "{then}: it is held");
+        }
+        within(TTL, "it is told", guard.release()).await.unwrap();
+        let writer = within(SOON, "nothing is left", there.write()).await.unwrap();
+        writer.release().await.unwrap();
+        drop(ours);
+    }
+}

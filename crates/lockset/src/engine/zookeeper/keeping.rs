@@ -10,7 +10,7 @@ use super::claims::{Asking, Entry, Node};
 use super::session::{Answered, Fault, Happening, Session, failed};
 use super::wire::{Change, Hello, Kind, Part, Refusal};
 use super::words::{Key, Words};
-use super::{Core, MAIN, PATIENCE, Tag};
+use super::{Book, Core, MAIN, PATIENCE, Tag};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Mode, Signal};
 use crate::error::{Error, LossReason, Result};
@@ -113,6 +113,7 @@ impl Core {
             lease: Some(session.trusted_until()),
             watched_on: 0,
             says_it_waits: false,
+            moving: None,
         };
         self.book().entries.insert(claim.id, entry);
         Ok(Renewal { session, node, look: true })
@@ -133,31 +134,8 @@ impl Core {
                 false => fault.into(),
             });
         }
-        let lost = |reason| {
-            self.book().take(claim.id);
-            Err(Error::lost(&claim.name, reason))
-        };
         if look {
-            let connection = session.status().connection;
-            self.book().watched.insert(node.path.clone(), claim.id);
-            match session.data(&node.path, true).data().await {
-                Ok((data, stat)) => {
-                    let words = Words::read(&data);
-                    // What others wrote there says nothing about the lock: the path is the claim's.
-                    let another = |words: &Words| words.token(stat.czxid) != grant.token;
-                    if stat.owner != session.id() || words.as_ref().is_some_and(another) {
-                        return lost(LossReason::Forgotten);
-                    }
-                    if words.is_some_and(|words| words.revoked) {
-                        return Err(Error::lost(&claim.name, LossReason::Revoked));
-                    }
-                }
-                Err(fault) if fault.is(Refusal::NO_NODE) => return lost(LossReason::Broken),
-                Err(fault) => return Err(fault.into()),
-            }
-            if let Some(entry) = self.book().entries.get_mut(&claim.id) {
-                entry.watched_on = connection;
-            }
+            self.look_at_held(claim, grant, &session, node.path).await?;
         }
         let valid_until = session.lease_from(self.clock.now());
         // Asked after the trust, which is thus not that of a later session: this task may have
@@ -179,6 +157,61 @@ impl Core {
         Ok(Grant { token: grant.token, valid_until, key: Key { path, session }.write() })
     }
 
+    /// Looks whether the node is there and watches it. A downgrade may move it meanwhile, or may
+    /// have moved it without anybody knowing.
+    async fn look_at_held(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        session: &Session,
+        at_first: String,
+    ) -> Result<()> {
+        let lost = |reason| {
+            self.book().take(claim.id);
+            Err(Error::lost(&claim.name, reason))
+        };
+        let (connection, mut path) = (session.status().connection, at_first.clone());
+        let (data, stat) = loop {
+            self.book().watched.insert(path.clone(), claim.id);
+            let fault = match session.data(&path, true).data().await {
+                Ok(found) => break found,
+                Err(fault) => fault,
+            };
+            if !fault.is(Refusal::NO_NODE) {
+                return Err(fault.into());
+            }
+            let elsewhere = {
+                let mut book = self.book();
+                book.watched.remove(&path);
+                book.entries.get(&claim.id).and_then(|entry| entry.elsewhere(&path))
+            };
+            match elsewhere {
+                Some(other) if path == at_first => path = other,
+                _ => return lost(LossReason::Broken),
+            }
+        };
+        let words = Words::read(&data);
+        // What others wrote there says nothing about the lock: the path is the claim's.
+        let another = |words: &Words| words.token(stat.czxid) != grant.token;
+        if stat.owner != session.id() || words.as_ref().is_some_and(another) {
+            return lost(LossReason::Forgotten);
+        }
+        if words.is_some_and(|words| words.revoked) {
+            return Err(Error::lost(&claim.name, LossReason::Revoked));
+        }
+        let mut book = self.book();
+        if path != at_first {
+            book.moved(claim.id, &path);
+        }
+        // What moves is looked at again.
+        if let Some(entry) = book.entries.get_mut(&claim.id)
+            && entry.sure_path().is_some_and(|sure| sure == path)
+        {
+            entry.watched_on = connection;
+        }
+        Ok(())
+    }
+
     /// The claim's own node, if it holds the lock.
     fn held(&self, claim: &Claim, grant: &Grant) -> Result<(Arc<Session>, Tag, Node)> {
         let book = self.book();
@@ -191,7 +224,7 @@ impl Core {
     }
 
     /// A reader's node with the same number takes the place of the writer's, as in Curator; it says
-    /// which token it goes by.
+    /// which token it goes by. Until it is known that it did, the book says that it may have.
     pub(super) async fn downgrade(&self, claim: &Claim, grant: &Grant) -> Result<Grant> {
         let (session, tag, node) = self.held(claim, grant)?;
         let lost = || Error::lost(&claim.name, LossReason::Forgotten);
@@ -203,10 +236,21 @@ impl Core {
             Part::Create { path: path.clone(), data, acl: self.acl, kind: Kind::Ephemeral },
             Part::Delete { path: node.path.clone(), version: -1 },
         ];
-        loop {
-            match session.multi(&parts).transaction().await {
+        // One that was given up may have been done, and found by a renewal.
+        while node.path != path {
+            let moving = {
+                // Sent while the book is open, so that whoever takes the claim out erases later.
+                let mut book = self.book();
+                let entry = book.entries.get_mut(&claim.id).ok_or_else(lost)?;
+                entry.moving = Some(path.clone());
+                session.multi(&parts)
+            };
+            match moving.transaction().await {
                 Ok(_) | Err(Fault::Refused(Refusal::NODE_EXISTS)) => break,
-                Err(Fault::Refused(Refusal::NO_NODE)) => return Err(lost()),
+                Err(Fault::Refused(Refusal::NO_NODE)) => {
+                    self.book().take(claim.id);
+                    return Err(lost());
+                }
                 // Not known, so asked again: it can be done only once.
                 Err(Fault::Unknown) => {
                     session.ready(self.clock.now() + PATIENCE).await?;
@@ -215,11 +259,9 @@ impl Core {
                 Err(fault) => return Err(fault.into()),
             }
         }
-        let mut book = self.book();
-        book.watched.remove(&node.path);
-        let entry = book.entries.get_mut(&claim.id).ok_or_else(lost)?;
-        entry.node = Some(Node { path: path.clone(), token: grant.token });
-        entry.watched_on = 0;
+        if !self.book().moved(claim.id, &path) {
+            return Err(lost());
+        }
         let detached = tag != MAIN && claim.detachable;
         let key = Key { path, session: detached.then(|| session.credentials()) };
         Ok(Grant { key: key.write(), ..grant.clone() })
@@ -227,7 +269,17 @@ impl Core {
 
     pub(super) async fn set_note(&self, claim: &Claim, grant: &Grant, note: Note) -> Result<Grant> {
         let (session, _, node) = self.held(claim, grant)?;
-        match edit(&session, &node.path, |words| words.set_note(note.clone())).await {
+        let say =
+            async |path: &str| edit(&session, path, |words| words.set_note(note.clone())).await;
+        let mut said = say(&node.path).await;
+        if said.as_ref().is_err_and(|fault| fault.is(Refusal::NO_NODE)) {
+            let entry = |book: &Book| book.entries.get(&claim.id)?.elsewhere(&node.path);
+            let elsewhere = entry(&self.book());
+            if let Some(path) = elsewhere {
+                said = say(&path).await;
+            }
+        }
+        match said {
             Ok(()) => Ok(grant.clone()),
             Err(fault) if fault.is(Refusal::NO_NODE) => {
                 Err(Error::lost(&claim.name, LossReason::Forgotten))
@@ -306,6 +358,14 @@ impl Core {
         let Some(id) = book.watched.get(path).copied() else { return };
         let held = book.entries.get(&id).is_some_and(|entry| entry.lease.is_some());
         if change == Change::Deleted {
+            // A downgrade deletes it as well; the next renewal looks where it is.
+            if let Some(entry) = book.entries.get_mut(&id)
+                && entry.elsewhere(path).is_some()
+            {
+                entry.watched_on = 0;
+                book.watched.remove(path);
+                return;
+            }
             book.take(id);
             if held {
                 self.signal(Signal::Lost(id, LossReason::Broken));
@@ -393,10 +453,8 @@ pub(super) async fn end_leases(core: Arc<Core>) {
         };
         for (id, entry) in over {
             // A session of its own ends by itself, unless a ticket's owner renews it elsewhere.
-            if entry.tag == MAIN
-                && let Some(node) = entry.node
-            {
-                core.erase_node(entry.session, entry.epoch, id, node);
+            if entry.tag == MAIN {
+                core.erase_entry(id, entry);
             }
         }
     }
