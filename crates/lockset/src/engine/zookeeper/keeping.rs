@@ -298,13 +298,9 @@ impl Core {
         match said {
             // The list will tell that it is gone.
             Err(fault) if fault.is(Refusal::NO_NODE) => Ok(()),
-            Err(fault) => {
-                if let Some(entry) = self.book().entries.get_mut(&asking.claim.id) {
-                    entry.says_it_waits = false;
-                }
-                Err(fault)
-            }
-            Ok(()) => Ok(()),
+            // It may have been written all the same, so it must be taken back in the end. If it
+            // was not, nothing is lost: those behind then watch the whole line.
+            said => said,
         }
     }
 
