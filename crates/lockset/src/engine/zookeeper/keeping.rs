@@ -147,7 +147,8 @@ impl Core {
             }
             // A downgrade may have moved it while we asked.
             Some(Entry { lease, node: Some(node), .. }) => {
-                *lease = Some(valid_until);
+                // A slower renewal at the same time must not take back what was promised.
+                *lease = (*lease).max(Some(valid_until));
                 node.path.clone()
             }
             // It was lost while we asked.
