@@ -349,6 +349,22 @@ impl Core {
         }
     }
 
+    /// Leases that would outlast a session that is kept for a shorter time now are over: what was
+    /// promised cannot be kept.
+    fn shortened(&self, tag: Tag) {
+        let held = self.held_in(tag);
+        let mut book = self.book();
+        for id in held {
+            let outlasts = |entry: &Entry| entry.lease > Some(entry.session.trusted_until());
+            if book.entries.get(&id).is_some_and(outlasts)
+                && let Some(entry) = book.take(id)
+            {
+                self.signal(Signal::Lost(id, LossReason::SessionEnded));
+                self.erase_entry(id, entry);
+            }
+        }
+    }
+
     /// A node that was held has changed: it is gone, or says something new.
     fn touched(self: &Arc<Self>, change: Change, path: &str) {
         let mut book = self.book();
@@ -424,6 +440,7 @@ pub(super) async fn heed_all(
                 let doubted = core.held_in(tag);
                 doubted.into_iter().for_each(|id| core.signal(Signal::Doubt(id)));
             }
+            Happening::Shortened => core.shortened(tag),
             Happening::Expired(epoch) => core.ended(tag, epoch),
             Happening::Connected if tag == MAIN => core.observers.reconnected(&core),
             Happening::Connected => {}

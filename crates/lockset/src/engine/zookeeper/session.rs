@@ -78,6 +78,8 @@ pub(super) enum Happening {
     Changed(Change, String),
     Connected,
     Cut,
+    /// The server that the session moved to keeps it for a shorter time than the last one did.
+    Shortened,
     /// The session of this epoch is over, and all its nodes with it.
     Expired(u64),
 }
@@ -518,8 +520,11 @@ impl Shared {
         let mut state = self.state();
         let timeout = Duration::from_millis(u64::try_from(welcome.timeout_ms).unwrap_or(0));
         let is_new = welcome.session != state.hello.session;
+        let state_timeout = state.timeout;
+        // Servers may differ in what they grant, and the last one counts.
+        let is_shorter = !is_new && state.trust.is_some() && timeout < state_timeout;
         match &mut state.trust {
-            Some(trust) if !is_new => trust.greeted(sent),
+            Some(trust) if !is_new && timeout == state_timeout => trust.greeted(sent),
             trust => *trust = Some(Trust::new(timeout, sent)),
         }
         let begins = is_new || self.status.borrow().epoch == 0;
@@ -534,6 +539,9 @@ impl Shared {
             status.epoch += u64::from(begins);
         });
         drop(state);
+        if is_shorter {
+            self.tell(Happening::Shortened);
+        }
         self.tell(Happening::Connected);
     }
 
