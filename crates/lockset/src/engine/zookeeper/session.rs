@@ -627,8 +627,9 @@ impl Shared {
         let pending = pending.ok_or(Garbled)?;
         state.hello.seen = state.hello.seen.max(head.zxid);
         let refusal = Refusal(head.error);
+        // A refusal may be the word of the server that we are connected to.
         if pending.by_leader
-            && !is_passing(refusal)
+            && head.error == 0
             && let Some(trust) = &mut state.trust
         {
             trust.answered(pending.sent);
