@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::claims::{Asking, Entry, Node};
 use super::session::{Answered, Fault, Happening, Session, failed};
@@ -54,6 +54,7 @@ impl Core {
             }
         }))
         .await;
+        self.heeded().await;
         join_all(batch.iter().zip(ours).map(|((claim, grant), renewal)| async {
             let renewal = renewal?;
             let session = sessions.iter().position(|one| Arc::ptr_eq(one, &renewal.session));
@@ -61,6 +62,16 @@ impl Core {
             self.renewed(claim, grant, renewal, synced.unwrap_or(Err(Fault::NotSent))).await
         }))
         .await
+    }
+
+    /// Waits until the book says what has been told so far: a watch's word comes before the answer
+    /// to a `sync`, but takes another way.
+    async fn heeded(&self) {
+        let (tell, heeded) = oneshot::channel();
+        if self.happenings.send((MAIN, Happening::Heeded(tell))).is_ok() {
+            // Nobody heeds anything any more when the engine is closed.
+            let _ = heeded.await;
+        }
     }
 
     async fn renewal(&self, claim: &Claim, grant: &Grant) -> Result<Renewal> {
@@ -444,6 +455,8 @@ pub(super) async fn heed_all(
             Happening::Expired(epoch) => core.ended(tag, epoch),
             Happening::Connected if tag == MAIN => core.observers.reconnected(&core),
             Happening::Connected => {}
+            // Whoever asked may have gone.
+            Happening::Heeded(tell) => drop(tell.send(())),
         }
     }
 }

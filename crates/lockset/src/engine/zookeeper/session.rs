@@ -78,6 +78,8 @@ pub(super) enum Happening {
     Changed(Change, String),
     Connected,
     Cut,
+    /// All that happened before was heeded.
+    Heeded(oneshot::Sender<()>),
     /// The server that the session moved to keeps it for a shorter time than the last one did.
     Shortened,
     /// The session of this epoch is over, and all its nodes with it.
