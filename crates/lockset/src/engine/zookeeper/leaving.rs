@@ -111,7 +111,8 @@ impl Core {
     async fn undo(&self, asking: &Asking<'_>) {
         let entry = self.book().take(asking.claim.id);
         if let Some(entry) = entry {
-            self.erase(asking, entry.sure_path()).await.ok();
+            // It goes on in the background.
+            tokio::time::timeout(PATIENCE, self.erase(asking, entry.sure_path())).await.ok();
         }
     }
 
