@@ -522,11 +522,11 @@ impl Shared {
         let mut state = self.state();
         let timeout = Duration::from_millis(u64::try_from(welcome.timeout_ms).unwrap_or(0));
         let is_new = welcome.session != state.hello.session;
-        let state_timeout = state.timeout;
+        let before = state.timeout;
         // Servers may differ in what they grant, and the last one counts.
-        let is_shorter = !is_new && state.trust.is_some() && timeout < state_timeout;
+        let is_shorter = !is_new && state.trust.is_some() && timeout < before;
         match &mut state.trust {
-            Some(trust) if !is_new && timeout == state_timeout => trust.greeted(sent),
+            Some(trust) if !is_new && timeout == before => trust.greeted(sent),
             trust => *trust = Some(Trust::new(timeout, sent)),
         }
         let begins = is_new || self.status.borrow().epoch == 0;
