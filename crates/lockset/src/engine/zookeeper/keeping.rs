@@ -249,27 +249,8 @@ impl Core {
             Part::Delete { path: node.path.clone(), version: -1 },
         ];
         // One that was given up may have been done, and found by a renewal.
-        while node.path != path {
-            let moving = {
-                // Sent while the book is open, so that whoever takes the claim out erases later.
-                let mut book = self.book();
-                let entry = book.entries.get_mut(&claim.id).ok_or_else(lost)?;
-                entry.moving = Some(path.clone());
-                session.multi(&parts)
-            };
-            match moving.transaction().await {
-                Ok(_) | Err(Fault::Refused(Refusal::NODE_EXISTS)) => break,
-                Err(Fault::Refused(Refusal::NO_NODE)) => {
-                    self.book().take(claim.id);
-                    return Err(lost());
-                }
-                // Not known, so asked again: it can be done only once.
-                Err(Fault::Unknown) => {
-                    session.ready(self.clock.now() + PATIENCE).await?;
-                    session.sync(&path).done().await?;
-                }
-                Err(fault) => return Err(fault.into()),
-            }
+        if node.path != path {
+            self.change_nodes(claim, &session, &parts, &path).await?;
         }
         if !self.book().moved(claim.id, &path) {
             return Err(lost());
@@ -277,6 +258,39 @@ impl Core {
         let detached = tag != MAIN && claim.detachable;
         let key = Key { path, session: detached.then(|| session.credentials()) };
         Ok(Grant { key: key.write(), ..grant.clone() })
+    }
+
+    /// Does what moves a claim's node to `path`, once.
+    async fn change_nodes(
+        &self,
+        claim: &Claim,
+        session: &Session,
+        parts: &[Part],
+        path: &str,
+    ) -> Result<()> {
+        let lost = || Error::lost(&claim.name, LossReason::Forgotten);
+        loop {
+            let moving = {
+                // Sent while the book is open, so that whoever takes the claim out erases later.
+                let mut book = self.book();
+                let entry = book.entries.get_mut(&claim.id).ok_or_else(lost)?;
+                entry.moving = Some(path.to_owned());
+                session.multi(parts)
+            };
+            match moving.transaction().await {
+                Ok(_) | Err(Fault::Refused(Refusal::NODE_EXISTS)) => return Ok(()),
+                Err(Fault::Refused(Refusal::NO_NODE)) => {
+                    self.book().take(claim.id);
+                    return Err(lost());
+                }
+                // Not known, so asked again: it can be done only once.
+                Err(Fault::Unknown) => {
+                    session.ready(self.clock.now() + PATIENCE).await?;
+                    session.sync(path).done().await?;
+                }
+                Err(fault) => return Err(fault.into()),
+            }
+        }
     }
 
     pub(super) async fn set_note(&self, claim: &Claim, grant: &Grant, note: Note) -> Result<Grant> {
