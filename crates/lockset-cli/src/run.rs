@@ -30,7 +30,10 @@ pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Fail
     crate::runtime()?.block_on(async {
         let mut session = Session::open(prepared, home, &args.job).await?;
         let wish = wish(args.mode, &args.patience, &args.job);
-        let outcome = session.once(&args.name, &wish, &args.job, verbose).await;
+        let outcome = match session.check_grace(&args.job) {
+            Ok(()) => session.once(&args.name, &wish, &args.job, verbose).await,
+            Err(failure) => Err(failure),
+        };
         session.close().await;
         outcome.map(|run| run.code)
     })
@@ -41,7 +44,10 @@ pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, 
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
         let mut session = Session::open(prepared, home, &args.job).await?;
-        let outcome = campaign_again_and_again(&mut session, args, verbose).await;
+        let outcome = match session.check_grace(&args.job) {
+            Ok(()) => campaign_again_and_again(&mut session, args, verbose).await,
+            Err(failure) => Err(failure),
+        };
         session.close().await;
         outcome
     })
@@ -84,11 +90,15 @@ fn ttl(job: &JobArgs) -> Duration {
 }
 
 fn check_grace(job: &JobArgs) -> Result<(), Failure> {
+    check_grace_within(job, ttl(job) / 3, "a third")
+}
+
+fn check_grace_within(job: &JobArgs, longest: Duration, part: &str) -> Result<(), Failure> {
     let ttl = ttl(job);
     match job.grace {
-        Some(grace) if grace > ttl / 3 => Err(Failure::own(format!(
-            "--grace {} is more than a third of the ttl ({}); the lease is renewed every third, so \
-             the command would be ended for no reason",
+        Some(grace) if grace > longest => Err(Failure::own(format!(
+            "--grace {} is more than {part} of the ttl ({}); the lease would not be renewed \
+             before that, so the command would be ended for no reason",
             humantime::format_duration(grace),
             humantime::format_duration(ttl),
         ))
@@ -130,6 +140,14 @@ impl Outcome {
 }
 
 impl Session {
+    /// Where a session is the lease, less of it is left when it is renewed; see `Watch::new`.
+    fn check_grace(&self, job: &JobArgs) -> Result<(), Failure> {
+        match self.locks.capabilities().session {
+            Some(_) => check_grace_within(job, ttl(job) * 2 / 9, "two ninths"),
+            None => Ok(()),
+        }
+    }
+
     async fn open(prepared: Prepared, home: &Home, job: &JobArgs) -> Result<Self, Failure> {
         // For engines whose locks share a session: it is to last as long as the lease.
         let builder = home.builder().holder_process(prepared.guardian()).ttl(ttl(job));

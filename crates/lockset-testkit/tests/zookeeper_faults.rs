@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockset::{Error, Guard, Lockset, State};
+use lockset::{Error, Guard, Lockset, State, Terms};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{Chroot, Eyes, SESSIONS};
 use lockset_testkit::steps::{
@@ -280,4 +280,115 @@ async fn an_address_where_nobody_is_does_not_matter() {
     let nowhere = Lockset::builder(&home.url_by(&[dead])).ttl(TTL).connect();
     let error = within(LONG, "it is told", nowhere).await.unwrap_err();
     assert_told(&error, &["refused", "reach"], true);
+}
+
+/// As long as the session may live, nothing is lost: that is for the server to say.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_outlives_servers_that_do_not_answer_for_a_while() {
+    let (home, _) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let ours = client(&home.url_by(&[proxy.port()]), Duration::from_secs(30)).await;
+    let guard = lock(&ours, "outlasts").await;
+    proxy.refuse(true);
+    proxy.cut();
+    // Longer than anybody without a place would wait for a connection.
+    let error = within(LONG, "it is told", guard.confirm()).await.unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    assert_eq!(guard.state(), State::Uncertain);
+    proxy.refuse(false);
+    becomes(LONG, &guard, State::Held).await;
+    guard.confirm().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_is_good_at_whichever_server_is_there() {
+    let (home, _) = home();
+    let dead = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port()
+    };
+    let url = home.url_by(&[dead, home.servers().nodes()[0].port()]);
+    let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
+    let terms = || Terms::default().ttl(TTL).detachable();
+    // Which server is tried first is left to chance.
+    for _ in 0..6 {
+        let mutex = ours.mutex("baton").unwrap().with(terms()).unwrap();
+        let guard = within(TTL, "a free lock", mutex.lock()).await.unwrap();
+        let ticket = guard.detach().await.unwrap();
+        let guard = within(TTL, "it is attached", theirs.attach(&ticket)).await.unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_was_handed_on_is_left_alone() {
+    let (home, _) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let url = home.url_by(&[proxy.port()]);
+    let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
+    let terms = Terms::default().ttl(TTL).detachable();
+    let guard = ours.mutex("baton").unwrap().with(terms).unwrap().lock().await.unwrap();
+    let before = proxy.connections();
+    let ticket = guard.detach().await.unwrap();
+    let guard = theirs.attach(&ticket).await.unwrap();
+    tokio::time::sleep(SOON).await;
+    assert_eq!(proxy.connections(), before + 1, "nobody else wants that session");
+    guard.confirm().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+/// From its first renewal on the writer's node is watched, and it is the downgrade that removes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_writer_becomes_a_reader_and_leaves_nothing() {
+    let (home, _) = home();
+    let (ours, theirs) = (client(&home.url(), TTL).await, client(&home.url(), TTL).await);
+    let (here, there) = (ours.rwlock("book").unwrap(), theirs.rwlock("book").unwrap());
+    for _ in 0..5 {
+        let guard = here.write().await.unwrap();
+        guard.confirm().await.unwrap();
+        guard.downgrade().await.unwrap();
+        guard.confirm().await.unwrap();
+        assert_eq!(guard.state(), State::Held);
+        let reader = there.try_read().await.unwrap().expect("readers come in");
+        reader.release().await.unwrap();
+        assert!(there.try_write().await.unwrap().is_none(), "it is held");
+        guard.release().await.unwrap();
+        let writer = within(SOON, "nothing is left", there.write()).await.unwrap();
+        writer.release().await.unwrap();
+    }
+}
+
+/// Nobody knows whether it was done; it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_downgrade_that_was_given_up_can_be_repeated_renewed_and_released() {
+    let (home, _) = home();
+    let theirs = client(&home.url(), TTL).await;
+    let there = theirs.rwlock("book").unwrap();
+    for then in ["repeat", "renew", "release"] {
+        let proxy = Proxy::before(home.servers().nodes()[0].port());
+        let ours = client(&home.url_by(&[proxy.port()]), TTL).await;
+        let guard = ours.rwlock("book").unwrap().write().await.unwrap();
+        guard.confirm().await.unwrap();
+        proxy.swallow_answers();
+        let given_up = tokio::time::timeout(Duration::from_millis(100), guard.downgrade()).await;
+        assert!(given_up.is_err(), "nobody answers");
+        let reader = within(SOON, "it was done", there.read()).await.unwrap();
+        reader.release().await.unwrap();
+        proxy.cut();
+        assert!(is_free(&ours, "another").await, "there is a connection again");
+        match then {
+            "repeat" => within(TTL, "it is told", guard.downgrade()).await.unwrap(),
+            "renew" => within(TTL, "it is told", guard.confirm()).await.unwrap(),
+            _ => {}
+        }
+        if then != "release" {
+            becomes(BY_RENEWAL, &guard, State::Held).await;
+            assert!(there.try_write().await.unwrap().is_none(), "{then}: it is held");
+        }
+        within(TTL, "it is told", guard.release()).await.unwrap();
+        let writer = within(SOON, "nothing is left", there.write()).await.unwrap();
+        writer.release().await.unwrap();
+        drop(ours);
+    }
 }

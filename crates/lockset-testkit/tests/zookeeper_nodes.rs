@@ -267,3 +267,16 @@ async fn what_a_user_makes_nobody_else_can_touch() {
     kept.release().await.unwrap();
     guard.release().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_home_that_was_prepared_where_we_may_make_nothing_is_ours_all_the_same() {
+    let (home, _) = home();
+    let alice = home.url().replacen("zk://", "zk://alice:pa55word@", 1);
+    client(&alice, TTL).await.close().await.unwrap();
+    let mut eyes = Eyes::with_login(&home.servers().hosts(), "alice:pa55word");
+    eyes.create(&home.path("team"), "persistent");
+    let team = client(&format!("{}/team", home.url()), TTL).await;
+    lock(&team, "ours").await.release().await.unwrap();
+    let elsewhere = Lockset::builder(&format!("{}/other", home.url())).ttl(TTL).connect().await;
+    assert_told(&elsewhere.unwrap_err(), &["cannot be made"], false);
+}

@@ -239,7 +239,14 @@ impl Core {
                 _ => Ok(()),
             };
         }
-        // An upper node that this user may not touch is no harm if the last one is there.
+        // Nodes that this user may not touch are no harm if the last one is there.
+        if outcome.as_ref().is_err_and(|fault: &Fault| fault.is(Refusal::NO_AUTH)) {
+            outcome = match session.data(path, false).data().await {
+                Err(fault) if fault.is(Refusal::NO_NODE) => outcome,
+                Ok(_) | Err(Fault::Refused(_)) => Ok(()),
+                Err(fault) => Err(fault),
+            };
+        }
         outcome.map_err(|fault| match fault {
             Fault::Refused(why) => failed(format!("`{path}` cannot be made: {why}"), false),
             fault => fault.into(),

@@ -30,6 +30,7 @@ impl Core {
         value: Option<Vec<u8>>,
     ) -> Result<Swap> {
         let path = self.paths.cell(name);
+        let mut was_missing = false;
         loop {
             self.main.ready(self.clock.now() + PATIENCE).await?;
             let stored = self.read_cell(name, &path).await?;
@@ -50,10 +51,14 @@ impl Core {
                     self.make_nodes(&self.main, "", chroot, Kind::Persistent).await?;
                     self.make_nodes(&self.main, chroot, &cells, Kind::Persistent).await?;
                 }
+                // A version never comes back, so this is the same cell, without its child.
+                Err(Fault::Refused(Refusal::NO_NODE)) if was_missing => {
+                    let why = "a part of its cell was removed by something else".to_owned();
+                    return Err(Error::Conflict { name: name.clone(), why });
+                }
+                Err(Fault::Refused(Refusal::NO_NODE)) => was_missing = true,
                 // Somebody was faster: what is there now decides.
-                Err(Fault::Refused(
-                    Refusal::NO_NODE | Refusal::BAD_VERSION | Refusal::NODE_EXISTS,
-                )) => {}
+                Err(Fault::Refused(Refusal::BAD_VERSION | Refusal::NODE_EXISTS)) => {}
                 Err(fault) => return Err(fault.into()),
             }
         }

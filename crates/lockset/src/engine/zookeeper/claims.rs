@@ -33,6 +33,22 @@ pub(super) struct Entry {
     pub(super) watched_on: u64,
     /// Its node says that it waits for permits.
     pub(super) says_it_waits: bool,
+    /// Where the node is, or will be, if a downgrade was done of which that is not known yet.
+    pub(super) moving: Option<String>,
+}
+
+impl Entry {
+    /// Where the node is; `None` if it has to be found.
+    pub(super) fn sure_path(&self) -> Option<String> {
+        let node = self.node.as_ref().filter(|_| self.moving.is_none());
+        node.map(|node| node.path.clone())
+    }
+
+    /// Where else than at `path` the node may be.
+    pub(super) fn elsewhere(&self, path: &str) -> Option<String> {
+        let node = self.node.as_ref().map(|node| &node.path);
+        [self.moving.as_ref(), node].into_iter().flatten().find(|other| *other != path).cloned()
+    }
 }
 
 /// A claim's node.
@@ -120,7 +136,23 @@ impl Book {
         if let Some(node) = &entry.node {
             self.watched.remove(&node.path);
         }
+        if let Some(path) = &entry.moving {
+            self.watched.remove(path);
+        }
         Some(entry)
+    }
+
+    /// The claim's node is at `path` now, where it is not watched yet.
+    pub(super) fn moved(&mut self, id: ClaimId, path: &str) -> bool {
+        let Some(entry) = self.entries.get_mut(&id) else { return false };
+        let Some(node) = &mut entry.node else { return false };
+        let old = std::mem::replace(&mut node.path, path.to_owned());
+        entry.moving = None;
+        entry.watched_on = 0;
+        if old != path {
+            self.watched.remove(&old);
+        }
+        true
     }
 }
 
@@ -303,6 +335,7 @@ impl Core {
             lease: None,
             watched_on: 0,
             says_it_waits: false,
+            moving: None,
         };
         book.entries.insert(claim.id, entry);
         let node = format!("{parent}/{}", self.layout.node_prefix(claim.id, claim.mode));
@@ -376,6 +409,7 @@ impl Core {
             lease: None,
             watched_on: 0,
             says_it_waits: false,
+            moving: None,
         });
         entry.epoch = status.epoch;
         entry.node = Some(node.clone());

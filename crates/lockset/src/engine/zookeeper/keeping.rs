@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::claims::{Asking, Entry, Node};
 use super::session::{Answered, Fault, Happening, Session, failed};
 use super::wire::{Change, Hello, Kind, Part, Refusal};
 use super::words::{Key, Words};
-use super::{Core, MAIN, PATIENCE, Tag};
+use super::{Book, Core, MAIN, PATIENCE, Tag};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Mode, Signal};
 use crate::error::{Error, LossReason, Result};
@@ -45,13 +45,16 @@ impl Core {
                 // The session may have rested; if it is still there, this wakes it.
                 Err(Fault::NotSent) => {
                     let ready = session.ready(self.clock.now() + PATIENCE).await;
-                    ready.map_err(|_| Fault::Ended)?;
+                    // That no server answers ends nothing yet.
+                    let ended = || session.status().ended;
+                    ready.map_err(|_| if ended() { Fault::Ended } else { Fault::NotSent })?;
                     session.sync(&self.paths.chroot).done().await
                 }
                 first => first,
             }
         }))
         .await;
+        self.heeded().await;
         join_all(batch.iter().zip(ours).map(|((claim, grant), renewal)| async {
             let renewal = renewal?;
             let session = sessions.iter().position(|one| Arc::ptr_eq(one, &renewal.session));
@@ -59,6 +62,16 @@ impl Core {
             self.renewed(claim, grant, renewal, synced.unwrap_or(Err(Fault::NotSent))).await
         }))
         .await
+    }
+
+    /// Waits until the book says what has been told so far: a watch's word comes before the answer
+    /// to a `sync`, but takes another way.
+    async fn heeded(&self) {
+        let (tell, heeded) = oneshot::channel();
+        if self.happenings.send((MAIN, Happening::Heeded(tell))).is_ok() {
+            // Nobody heeds anything any more when the engine is closed.
+            let _ = heeded.await;
+        }
     }
 
     async fn renewal(&self, claim: &Claim, grant: &Grant) -> Result<Renewal> {
@@ -111,6 +124,7 @@ impl Core {
             lease: Some(session.trusted_until()),
             watched_on: 0,
             says_it_waits: false,
+            moving: None,
         };
         self.book().entries.insert(claim.id, entry);
         Ok(Renewal { session, node, look: true })
@@ -131,31 +145,8 @@ impl Core {
                 false => fault.into(),
             });
         }
-        let lost = |reason| {
-            self.book().take(claim.id);
-            Err(Error::lost(&claim.name, reason))
-        };
         if look {
-            let connection = session.status().connection;
-            self.book().watched.insert(node.path.clone(), claim.id);
-            match session.data(&node.path, true).data().await {
-                Ok((data, stat)) => {
-                    let words = Words::read(&data);
-                    // What others wrote there says nothing about the lock: the path is the claim's.
-                    let another = |words: &Words| words.token(stat.czxid) != grant.token;
-                    if stat.owner != session.id() || words.as_ref().is_some_and(another) {
-                        return lost(LossReason::Forgotten);
-                    }
-                    if words.is_some_and(|words| words.revoked) {
-                        return Err(Error::lost(&claim.name, LossReason::Revoked));
-                    }
-                }
-                Err(fault) if fault.is(Refusal::NO_NODE) => return lost(LossReason::Broken),
-                Err(fault) => return Err(fault.into()),
-            }
-            if let Some(entry) = self.book().entries.get_mut(&claim.id) {
-                entry.watched_on = connection;
-            }
+            self.look_at_held(claim, grant, &session, node.path).await?;
         }
         let valid_until = session.lease_from(self.clock.now());
         // Asked after the trust, which is thus not that of a later session: this task may have
@@ -167,7 +158,8 @@ impl Core {
             }
             // A downgrade may have moved it while we asked.
             Some(Entry { lease, node: Some(node), .. }) => {
-                *lease = Some(valid_until);
+                // A slower renewal at the same time must not take back what was promised.
+                *lease = (*lease).max(Some(valid_until));
                 node.path.clone()
             }
             // It was lost while we asked.
@@ -175,6 +167,61 @@ impl Core {
         };
         let session = grant.zookeeper_key().and_then(|key| key.session);
         Ok(Grant { token: grant.token, valid_until, key: Key { path, session }.write() })
+    }
+
+    /// Looks whether the node is there and watches it. A downgrade may move it meanwhile, or may
+    /// have moved it without anybody knowing.
+    async fn look_at_held(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        session: &Session,
+        at_first: String,
+    ) -> Result<()> {
+        let lost = |reason| {
+            self.book().take(claim.id);
+            Err(Error::lost(&claim.name, reason))
+        };
+        let (connection, mut path) = (session.status().connection, at_first.clone());
+        let (data, stat) = loop {
+            self.book().watched.insert(path.clone(), claim.id);
+            let fault = match session.data(&path, true).data().await {
+                Ok(found) => break found,
+                Err(fault) => fault,
+            };
+            if !fault.is(Refusal::NO_NODE) {
+                return Err(fault.into());
+            }
+            let elsewhere = {
+                let mut book = self.book();
+                book.watched.remove(&path);
+                book.entries.get(&claim.id).and_then(|entry| entry.elsewhere(&path))
+            };
+            match elsewhere {
+                Some(other) if path == at_first => path = other,
+                _ => return lost(LossReason::Broken),
+            }
+        };
+        let words = Words::read(&data);
+        // What others wrote there says nothing about the lock: the path is the claim's.
+        let another = |words: &Words| words.token(stat.czxid) != grant.token;
+        if stat.owner != session.id() || words.as_ref().is_some_and(another) {
+            return lost(LossReason::Forgotten);
+        }
+        if words.is_some_and(|words| words.revoked) {
+            return Err(Error::lost(&claim.name, LossReason::Revoked));
+        }
+        let mut book = self.book();
+        if path != at_first {
+            book.moved(claim.id, &path);
+        }
+        // What moves is looked at again.
+        if let Some(entry) = book.entries.get_mut(&claim.id)
+            && entry.sure_path().is_some_and(|sure| sure == path)
+        {
+            entry.watched_on = connection;
+        }
+        Ok(())
     }
 
     /// The claim's own node, if it holds the lock.
@@ -189,7 +236,7 @@ impl Core {
     }
 
     /// A reader's node with the same number takes the place of the writer's, as in Curator; it says
-    /// which token it goes by.
+    /// which token it goes by. Until it is known that it did, the book says that it may have.
     pub(super) async fn downgrade(&self, claim: &Claim, grant: &Grant) -> Result<Grant> {
         let (session, tag, node) = self.held(claim, grant)?;
         let lost = || Error::lost(&claim.name, LossReason::Forgotten);
@@ -201,31 +248,64 @@ impl Core {
             Part::Create { path: path.clone(), data, acl: self.acl, kind: Kind::Ephemeral },
             Part::Delete { path: node.path.clone(), version: -1 },
         ];
-        loop {
-            match session.multi(&parts).transaction().await {
-                Ok(_) | Err(Fault::Refused(Refusal::NODE_EXISTS)) => break,
-                Err(Fault::Refused(Refusal::NO_NODE)) => return Err(lost()),
-                // Not known, so asked again: it can be done only once.
-                Err(Fault::Unknown) => {
-                    session.ready(self.clock.now() + PATIENCE).await?;
-                    session.sync(&path).done().await?;
-                }
-                Err(fault) => return Err(fault.into()),
-            }
+        // One that was given up may have been done, and found by a renewal.
+        if node.path != path {
+            self.change_nodes(claim, &session, &parts, &path).await?;
         }
-        let mut book = self.book();
-        book.watched.remove(&node.path);
-        let entry = book.entries.get_mut(&claim.id).ok_or_else(lost)?;
-        entry.node = Some(Node { path: path.clone(), token: grant.token });
-        entry.watched_on = 0;
+        if !self.book().moved(claim.id, &path) {
+            return Err(lost());
+        }
         let detached = tag != MAIN && claim.detachable;
         let key = Key { path, session: detached.then(|| session.credentials()) };
         Ok(Grant { key: key.write(), ..grant.clone() })
     }
 
+    /// Does what moves a claim's node to `path`, once.
+    async fn change_nodes(
+        &self,
+        claim: &Claim,
+        session: &Session,
+        parts: &[Part],
+        path: &str,
+    ) -> Result<()> {
+        let lost = || Error::lost(&claim.name, LossReason::Forgotten);
+        loop {
+            let moving = {
+                // Sent while the book is open, so that whoever takes the claim out erases later.
+                let mut book = self.book();
+                let entry = book.entries.get_mut(&claim.id).ok_or_else(lost)?;
+                entry.moving = Some(path.to_owned());
+                session.multi(parts)
+            };
+            match moving.transaction().await {
+                Ok(_) | Err(Fault::Refused(Refusal::NODE_EXISTS)) => return Ok(()),
+                Err(Fault::Refused(Refusal::NO_NODE)) => {
+                    self.book().take(claim.id);
+                    return Err(lost());
+                }
+                // Not known, so asked again: it can be done only once.
+                Err(Fault::Unknown) => {
+                    session.ready(self.clock.now() + PATIENCE).await?;
+                    session.sync(path).done().await?;
+                }
+                Err(fault) => return Err(fault.into()),
+            }
+        }
+    }
+
     pub(super) async fn set_note(&self, claim: &Claim, grant: &Grant, note: Note) -> Result<Grant> {
         let (session, _, node) = self.held(claim, grant)?;
-        match edit(&session, &node.path, |words| words.set_note(note.clone())).await {
+        let say =
+            async |path: &str| edit(&session, path, |words| words.set_note(note.clone())).await;
+        let mut said = say(&node.path).await;
+        if said.as_ref().is_err_and(|fault| fault.is(Refusal::NO_NODE)) {
+            let entry = |book: &Book| book.entries.get(&claim.id)?.elsewhere(&node.path);
+            let elsewhere = entry(&self.book());
+            if let Some(path) = elsewhere {
+                said = say(&path).await;
+            }
+        }
+        match said {
             Ok(()) => Ok(grant.clone()),
             Err(fault) if fault.is(Refusal::NO_NODE) => {
                 Err(Error::lost(&claim.name, LossReason::Forgotten))
@@ -244,13 +324,9 @@ impl Core {
         match said {
             // The list will tell that it is gone.
             Err(fault) if fault.is(Refusal::NO_NODE) => Ok(()),
-            Err(fault) => {
-                if let Some(entry) = self.book().entries.get_mut(&asking.claim.id) {
-                    entry.says_it_waits = false;
-                }
-                Err(fault)
-            }
-            Ok(()) => Ok(()),
+            // It may have been written all the same, so it must be taken back in the end. If it
+            // was not, nothing is lost: those behind then watch the whole line.
+            said => said,
         }
     }
 
@@ -298,12 +374,36 @@ impl Core {
         }
     }
 
+    /// Leases that would outlast a session that is kept for a shorter time now are over: what was
+    /// promised cannot be kept.
+    fn shortened(&self, tag: Tag) {
+        let held = self.held_in(tag);
+        let mut book = self.book();
+        for id in held {
+            let outlasts = |entry: &Entry| entry.lease > Some(entry.session.trusted_until());
+            if book.entries.get(&id).is_some_and(outlasts)
+                && let Some(entry) = book.take(id)
+            {
+                self.signal(Signal::Lost(id, LossReason::SessionEnded));
+                self.erase_entry(id, entry);
+            }
+        }
+    }
+
     /// A node that was held has changed: it is gone, or says something new.
     fn touched(self: &Arc<Self>, change: Change, path: &str) {
         let mut book = self.book();
         let Some(id) = book.watched.get(path).copied() else { return };
         let held = book.entries.get(&id).is_some_and(|entry| entry.lease.is_some());
         if change == Change::Deleted {
+            // A downgrade deletes it as well; the next renewal looks where it is.
+            if let Some(entry) = book.entries.get_mut(&id)
+                && entry.elsewhere(path).is_some()
+            {
+                entry.watched_on = 0;
+                book.watched.remove(path);
+                return;
+            }
             book.take(id);
             if held {
                 self.signal(Signal::Lost(id, LossReason::Broken));
@@ -365,9 +465,12 @@ pub(super) async fn heed_all(
                 let doubted = core.held_in(tag);
                 doubted.into_iter().for_each(|id| core.signal(Signal::Doubt(id)));
             }
+            Happening::Shortened => core.shortened(tag),
             Happening::Expired(epoch) => core.ended(tag, epoch),
             Happening::Connected if tag == MAIN => core.observers.reconnected(&core),
             Happening::Connected => {}
+            // Whoever asked may have gone.
+            Happening::Heeded(tell) => drop(tell.send(())),
         }
     }
 }
@@ -391,10 +494,8 @@ pub(super) async fn end_leases(core: Arc<Core>) {
         };
         for (id, entry) in over {
             // A session of its own ends by itself, unless a ticket's owner renews it elsewhere.
-            if entry.tag == MAIN
-                && let Some(node) = entry.node
-            {
-                core.erase_node(entry.session, entry.epoch, id, node);
+            if entry.tag == MAIN {
+                core.erase_entry(id, entry);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::admission::{Verdict, judge};
-use super::claims::{Asking, Entered, Node, Settled, Trouble};
+use super::claims::{Asking, Entered, Entry, Node, Settled, Trouble};
 use super::layout::number_of;
 use super::session::{Answer, Answered, Fault, Session, failed};
 use super::wire::Refusal;
@@ -46,6 +46,7 @@ impl Core {
     ) -> Result<Option<Grant>> {
         let not_held = || Error::NotHeld { name: claim.name.clone() };
         let entry = self.book().take(claim.id).ok_or_else(not_held)?;
+        let (sure, moving) = (entry.sure_path(), entry.moving);
         let Some(node) = entry.node else { return Err(not_held()) };
         let asking = Asking {
             claim,
@@ -53,8 +54,10 @@ impl Core {
             tag: entry.tag,
             parent: node.parent().to_owned(),
         };
-        let mut unsure = Unsure::new(self, &asking, &node);
+        let mut unsure = Unsure { core: self, asking: &asking, path: Some(sure) };
         let deleting = asking.session.delete(&node.path);
+        // It is at one of the two places, and what moves it was sent before.
+        let moved = moving.map(|path| asking.session.delete(&path));
         if number_of(node.name()).is_some_and(|number| number > HIGH_NUMBER) {
             drop(asking.session.delete(&asking.parent));
         }
@@ -67,7 +70,10 @@ impl Core {
         });
         // The release stands whatever becomes of the next.
         let entered = next.as_ref().and_then(|next| Some((next, self.enter(next).ok()?)));
-        let released = deleting.done().await;
+        let mut released = deleting.done().await;
+        if let (Some(moved), Err(Fault::Refused(Refusal::NO_NODE))) = (moved, &released) {
+            released = moved.done().await;
+        }
         match released {
             Ok(()) if node.token == grant.token => unsure.is_done(),
             Ok(()) | Err(Fault::Refused(Refusal::NO_NODE)) => {
@@ -105,12 +111,13 @@ impl Core {
     async fn undo(&self, asking: &Asking<'_>) {
         let entry = self.book().take(asking.claim.id);
         if let Some(entry) = entry {
-            self.erase(asking, entry.node.map(|node| node.path)).await.ok();
+            // It goes on in the background.
+            tokio::time::timeout(PATIENCE, self.erase(asking, entry.sure_path())).await.ok();
         }
     }
 
-    /// Withdraws a claim whose time is over without waiting for it: what it may have left is removed
-    /// in the background.
+    /// Withdraws a claim whose time is over without waiting for it: what it may have left is
+    /// removed in the background.
     pub(super) fn abandon(&self, claim: &Claim) {
         let entry = {
             let mut book = self.book();
@@ -120,8 +127,9 @@ impl Core {
         if let Some(entry) = entry
             && let Ok(parent) = self.paths.lock(&claim.name)
         {
+            let path = entry.sure_path();
             let asking = Asking { claim, session: entry.session, tag: entry.tag, parent };
-            drop(self.erase(&asking, entry.node.map(|node| node.path)));
+            drop(self.erase(&asking, path));
         }
     }
 
@@ -142,12 +150,13 @@ impl Core {
             let asking = Asking { claim, session: self.main.clone(), tag: MAIN, parent };
             return Eraser::new(self, &asking, None).attempt().await.map_err(Error::from);
         };
+        let path = entry.sure_path();
         let asking = Asking { claim, session: entry.session, tag: entry.tag, parent };
         if asking.tag != MAIN && asking.session.status().connected {
             asking.session.close().await;
             return Ok(());
         }
-        let erased = self.erase(&asking, entry.node.map(|node| node.path));
+        let erased = self.erase(&asking, path);
         let late = || failed("the connection is down; it is removed when it is back".into(), true);
         match tokio::time::timeout(PATIENCE, erased).await {
             Ok(Ok(())) => Ok(()),
@@ -163,9 +172,10 @@ impl Core {
     }
 
     /// The same, for a lease that has ended.
-    pub(super) fn erase_node(&self, session: Arc<Session>, epoch: u64, id: ClaimId, node: Node) {
-        let (layout, parent) = (self.layout, node.parent().to_owned());
-        let path = Some(node.path);
+    pub(super) fn erase_entry(&self, id: ClaimId, entry: Entry) {
+        let (layout, path) = (self.layout, entry.sure_path());
+        let Entry { session, epoch, node: Some(node), .. } = entry else { return };
+        let parent = node.parent().to_owned();
         drop(self.erase_all(Eraser { layout, session, epoch, parent, id, path }));
     }
 
@@ -260,12 +270,13 @@ pub(super) fn gone(deleted: Answered<()>) -> Answered<()> {
 pub(super) struct Unsure<'a> {
     core: &'a Core,
     asking: &'a Asking<'a>,
-    path: Option<String>,
+    /// Where it is, or that it has to be found; nothing once it is gone.
+    path: Option<Option<String>>,
 }
 
 impl<'a> Unsure<'a> {
     pub(super) fn new(core: &'a Core, asking: &'a Asking<'a>, node: &Node) -> Self {
-        Self { core, asking, path: Some(node.path.clone()) }
+        Self { core, asking, path: Some(Some(node.path.clone())) }
     }
 
     pub(super) fn is_done(&mut self) {
@@ -276,7 +287,7 @@ impl<'a> Unsure<'a> {
 impl Drop for Unsure<'_> {
     fn drop(&mut self) {
         if let Some(path) = self.path.take() {
-            drop(self.core.erase(self.asking, Some(path)));
+            drop(self.core.erase(self.asking, path));
         }
     }
 }

@@ -250,6 +250,18 @@ impl Observers {
         }
     }
 
+    /// An observer has seen this: a name that nobody uses need not be looked at again after a gap.
+    fn seen(&self, tell: &mpsc::UnboundedSender<Name>, state: &LockState) {
+        let mut all = unpoisoned(&self.all);
+        let mut all = all.iter_mut().filter(|observer| matches!(observer.scope, Scope::Prefix(_)));
+        if let Some(observer) = all.find(|observer| observer.tell.same_channel(tell)) {
+            match state.is_used() {
+                true => observer.known.insert(state.name.clone()),
+                false => observer.known.remove(&state.name),
+            };
+        }
+    }
+
     /// There is a new connection, so the watch has to be set again, and everything looked at.
     pub(super) fn reconnected(&self, core: &Arc<Core>) {
         let all = unpoisoned(&self.all);
@@ -338,7 +350,11 @@ async fn begin(core: Arc<Core>, scope: Scope) -> Result<BoxStream<'static, Resul
     let clock = core.clock.clone();
     let read = move |name: &Name| {
         let (seat, name) = (seat.clone(), name.clone());
-        async move { look_until_seen(&seat.core, &name).await }
+        async move {
+            let state = look_until_seen(&seat.core, &name).await?;
+            seat.core.observers.seen(&seat.tell, &state);
+            Ok(state)
+        }
     };
     Ok(watch_states_with(clock, first, changes, read, recheck))
 }

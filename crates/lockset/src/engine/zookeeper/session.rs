@@ -78,6 +78,10 @@ pub(super) enum Happening {
     Changed(Change, String),
     Connected,
     Cut,
+    /// All that happened before was heeded.
+    Heeded(oneshot::Sender<()>),
+    /// The server that the session moved to keeps it for a shorter time than the last one did.
+    Shortened,
     /// The session of this epoch is over, and all its nodes with it.
     Expired(u64),
 }
@@ -123,7 +127,8 @@ struct State {
     watches: HashMap<String, Vec<Weak<Notify>>>,
     /// No sign of life is given unasked, and no connection made: only a renewal keeps it.
     rests: bool,
-    wanted: bool,
+    /// How many wait for a connection.
+    wishes: usize,
     reconnect: bool,
     /// Why there is no connection.
     why: String,
@@ -186,6 +191,15 @@ impl Answer {
     }
 }
 
+/// Somebody's wish for a connection.
+struct Wish<'a>(&'a Shared);
+
+impl Drop for Wish<'_> {
+    fn drop(&mut self) {
+        self.0.state().wishes -= 1;
+    }
+}
+
 /// A change that somebody waits for, until this is dropped.
 pub(super) struct Watching {
     shared: Arc<Shared>,
@@ -232,7 +246,7 @@ impl Session {
             pending: VecDeque::new(),
             watches: HashMap::new(),
             rests: false,
-            wanted: false,
+            wishes: 0,
             reconnect: false,
             why: "it was not reached yet".to_owned(),
         };
@@ -263,7 +277,7 @@ impl Session {
         if status.connected {
             return Ok(status);
         }
-        self.shared.want();
+        let _wish = self.shared.wish();
         let mut news = self.news();
         let ready = news.wait_for(|status| status.connected || status.ended);
         tokio::select! {
@@ -312,12 +326,8 @@ impl Session {
     /// Greets the leader anew, which makes the session last a whole timeout again.
     pub(super) async fn greet_again(&self, deadline: Moment) -> Result<()> {
         let before = self.status().connection;
-        {
-            let mut state = self.shared.state();
-            state.reconnect = true;
-            state.wanted = true;
-        }
-        self.shared.wake.notify_one();
+        self.shared.state().reconnect = true;
+        let _wish = self.shared.wish();
         let mut news = self.news();
         let anew = news.wait_for(|now| now.ended || (now.connected && now.connection != before));
         tokio::select! {
@@ -346,6 +356,8 @@ impl Session {
             status.connected = false;
             status.ended = true;
         });
+        // Whoever still waits for an answer is told that none will come.
+        self.shared.cut("it was closed".to_owned());
     }
 
     pub(super) fn create(&self, path: &str, data: &[u8], acl: Acl, kind: Kind) -> Answer {
@@ -426,10 +438,12 @@ impl Shared {
         (self.tell)(happening);
     }
 
-    /// Somebody needs a connection.
-    fn want(&self) {
-        self.state().wanted = true;
+    /// Somebody needs a connection, until the wish is dropped: all servers are tried meanwhile, and
+    /// none for somebody who has gone.
+    fn wish(&self) -> Wish<'_> {
+        self.state().wishes += 1;
         self.wake.notify_one();
+        Wish(self)
     }
 
     pub(super) fn send(&self, op: Op, body: impl FnOnce(&mut Writer)) -> Answer {
@@ -467,8 +481,8 @@ impl Shared {
 
     /// Whether the session rests, and nobody wants it at the moment.
     pub(super) fn is_unwanted(&self) -> bool {
-        let mut state = self.state();
-        state.rests && !std::mem::take(&mut state.wanted)
+        let state = self.state();
+        state.rests && state.wishes == 0
     }
 
     pub(super) fn rests(&self) -> bool {
@@ -508,8 +522,11 @@ impl Shared {
         let mut state = self.state();
         let timeout = Duration::from_millis(u64::try_from(welcome.timeout_ms).unwrap_or(0));
         let is_new = welcome.session != state.hello.session;
+        let before = state.timeout;
+        // Servers may differ in what they grant, and the last one counts.
+        let is_shorter = !is_new && state.trust.is_some() && timeout < before;
         match &mut state.trust {
-            Some(trust) if !is_new => trust.greeted(sent),
+            Some(trust) if !is_new && timeout == before => trust.greeted(sent),
             trust => *trust = Some(Trust::new(timeout, sent)),
         }
         let begins = is_new || self.status.borrow().epoch == 0;
@@ -518,11 +535,15 @@ impl Shared {
         // What was written for a connection that is gone must not be sent.
         state.out.0.clear();
         self.status.send_modify(|status| {
-            status.connected = true;
+            // It may have been closed at this very moment.
+            status.connected = !status.ended;
             status.connection += 1;
             status.epoch += u64::from(begins);
         });
         drop(state);
+        if is_shorter {
+            self.tell(Happening::Shortened);
+        }
         self.tell(Happening::Connected);
     }
 
@@ -608,8 +629,9 @@ impl Shared {
         let pending = pending.ok_or(Garbled)?;
         state.hello.seen = state.hello.seen.max(head.zxid);
         let refusal = Refusal(head.error);
+        // A refusal may be the word of the server that we are connected to.
         if pending.by_leader
-            && !is_passing(refusal)
+            && head.error == 0
             && let Some(trust) = &mut state.trust
         {
             trust.answered(pending.sent);
