@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lockset::engine::etcd::{Etcd, EtcdOptions};
 use lockset::engine::{Claim, Engine, Mode, Wait};
 use lockset::{ClaimId, Lockset, Note, State, Terms};
@@ -56,6 +57,41 @@ async fn two_claims_of_one_process_on_one_name_never_both_succeed() {
             engine.release(&claims[who], grants[who].as_ref().unwrap(), None).await.unwrap();
         }
     }
+}
+
+/// With raw names a lock waits for those within it, so they stand in one line: if they came in one
+/// transaction, none would be before the other, nor behind a third who holds already.
+#[tokio::test(flavor = "multi_thread")]
+async fn raw_names_within_each_other_that_are_asked_for_together_never_have_two_holders() {
+    let server = EtcdServers::start(1);
+    let raw = |url| EtcdOptions { url, raw_names: true, ..EtcdOptions::default() };
+    let ours = Etcd::connect(raw(server.url("p"))).await.unwrap();
+    let theirs = Etcd::connect(raw(server.url("p"))).await.unwrap();
+    let held = claim("a");
+    let grant = ours.acquire(&held, Wait::No).await.unwrap().unwrap();
+    for round in 0..8 {
+        let within = (0..6).map(|number| format!("a/b{number}"));
+        let beside = (0..4).map(|number| format!("z{number}"));
+        let claims: Vec<Claim> = beside.chain(within).map(|name| claim(&name)).collect();
+        let whole = claim("a");
+        let (others, second) = tokio::join!(
+            join_all(claims.iter().map(|claim| engine_grants(&theirs, claim))),
+            engine_grants(&theirs, &whole),
+        );
+        assert!(!second, "round {round}: a second one holds `a`");
+        assert!(others.into_iter().all(|granted| granted), "round {round}: nobody is before them");
+        ours.renew(&[(&held, &grant)]).await.remove(0).unwrap();
+        for claim in claims.iter().chain([&whole]) {
+            theirs.withdraw(claim).await.unwrap();
+        }
+    }
+    ours.release(&held, &grant, None).await.unwrap();
+}
+
+/// Whether the claim is granted soon; it goes on waiting if it is not.
+async fn engine_grants(engine: &Etcd, claim: &Claim) -> bool {
+    let asked = tokio::time::timeout(SOON, engine.acquire(claim, Wait::Forever)).await;
+    asked.is_ok_and(|answer| answer.unwrap().is_some())
 }
 
 fn server_keys(server: &EtcdServers) -> usize {

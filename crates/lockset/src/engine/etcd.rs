@@ -189,7 +189,7 @@ impl Etcd {
         let (tell, signals) = mpsc::unbounded_channel();
         let core = Arc::new(Core {
             leases: Leases::new(link.clone(), clock.clone()),
-            crowd: Crowd::new(link.clone(), runtime.clone()),
+            crowd: Crowd::new(link.clone(), runtime.clone(), layout.clone()),
             link,
             layout,
             identity,
