@@ -238,7 +238,18 @@ impl Link {
         let turn = *self.turn.borrow();
         let failed = self.judged(turn, status);
         self.heed(turn, &failed);
+        if failed.what == What::TokenOld {
+            *unpoisoned(&self.token) = None;
+        }
         failed
+    }
+
+    /// What a watch that was refused inside its stream says: there is a reason, but no status.
+    pub(super) fn judge_refusal(&self, reason: &str) -> Failed {
+        let is_old =
+            ["invalid auth token", "auth store is old"].iter().any(|it| reason.contains(it));
+        let code = if is_old { Code::Unauthenticated } else { Code::PermissionDenied };
+        self.judge_stream(&Status::new(code, reason))
     }
 
     /// Repeats what may be repeated until it is answered, refused, or too late.
