@@ -207,6 +207,24 @@ async fn many_locks_of_a_client_lie_on_one_lease_and_a_detachable_on_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_try_that_is_refused_gives_back_the_lease_that_it_had_for_itself() {
+    let server = EtcdServers::start(1);
+    let (ours, theirs) = (client(&server).await, engine(&server).await);
+    let held = lock(&ours, "held").await;
+    let long = TTL * 20;
+    let detachable = Claim { detachable: true, ttl: long, ..claim("held") };
+    let fixed = Claim { fixed: true, ttl: long, ..claim("held") };
+    let permits = Mode::Permits { take: 1, limit: 2 };
+    let clashing = Claim { detachable: true, mode: permits, ttl: long, ..claim("held") };
+    for claim in [&detachable, &fixed] {
+        assert!(theirs.acquire(claim, Wait::No).await.unwrap().is_none());
+    }
+    assert!(theirs.acquire(&clashing, Wait::No).await.is_err());
+    until("only the holder's lease is left", || server.leases().len() == 1);
+    held.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_closed_client_leaves_neither_keys_nor_leases() {
     let server = EtcdServers::start(1);
     let (ours, theirs) = (client(&server).await, client(&server).await);

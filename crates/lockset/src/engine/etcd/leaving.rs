@@ -155,7 +155,7 @@ impl Core {
     }
 
     /// A lease that served one claim only is not needed any more.
-    fn give_back_own(&self, place: &Place) {
+    pub(super) fn give_back_own(&self, place: &Place) {
         if !place.lease.is_shared {
             self.revoke_in_background(place.lease.id);
         }
