@@ -453,7 +453,9 @@ impl Core {
             }
             believed = until;
         }
-        self.places().holds(claim.id, token, believed + drift(lease.ttl));
+        if !self.places().holds(claim.id, token, believed + drift(lease.ttl)) {
+            return Err(Error::NotHeld { name: claim.name.clone() });
+        }
         self.pulse_by(believed);
         Ok(Some(Grant { token, valid_until: believed, key: asking.key.clone() }))
     }

@@ -112,12 +112,14 @@ impl Places {
         }
     }
 
-    /// It holds, until then if it is not renewed.
-    pub(super) fn holds(&mut self, id: ClaimId, token: Token, lapses: Moment) {
-        if let Some(place) = self.places.get_mut(&id) {
-            place.token = Some(token);
-            place.lapses = lapses;
-        }
+    /// It holds, until then if it is not renewed. Not if it has lapsed or was withdrawn meanwhile:
+    /// then its key is about to go, or gone.
+    #[must_use]
+    pub(super) fn holds(&mut self, id: ClaimId, token: Token, lapses: Moment) -> bool {
+        let Some(place) = self.places.get_mut(&id) else { return false };
+        place.token = Some(token);
+        place.lapses = lapses;
+        true
     }
 
     /// It has no key any more.
