@@ -63,6 +63,16 @@ impl Line {
         self.waiting = staying;
         leaving
     }
+
+    /// Where nobody answered, those who wait in line try for themselves how long it is worth to go
+    /// on, instead of one silence after the other.
+    fn heed(&mut self, failed: &Failed) {
+        if failed.what == What::Silent {
+            for waiting in self.waiting.drain(..) {
+                let _ = waiting.tell.send(Err(failed.unsent_too()));
+            }
+        }
+    }
 }
 
 impl Crowd {
@@ -89,7 +99,11 @@ impl Crowd {
         };
         let Some(answer) = answer else {
             let _turn = Turn { crowd: self };
-            return self.link.txn_once(txn, PATIENCE).await;
+            let acted = self.link.txn_once(txn, PATIENCE).await;
+            if let Err(failed) = &acted {
+                self.line().heed(failed);
+            }
+            return acted;
         };
         match answer.await {
             // Perhaps because of another one: alone it is told its own reason.
@@ -155,7 +169,11 @@ async fn lead(mut leading: Leading) {
         let (txns, tell): (Vec<_>, Vec<_>) =
             group.into_iter().map(|one| (one.txn, one.tell)).unzip();
         if !txns.is_empty() {
-            answer_all(tell, send(&crowd.link, txns).await);
+            let answers = send(&crowd.link, txns).await;
+            if let Err(failed) = &answers {
+                crowd.line().heed(failed);
+            }
+            answer_all(tell, answers);
         }
         // Those who were just answered may have the next one ready at once.
         tokio::task::yield_now().await;

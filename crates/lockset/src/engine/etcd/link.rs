@@ -79,6 +79,11 @@ impl Failed {
         Self { what: What::Silent, unknown: true, error: failed(what, true) }
     }
 
+    /// Silent, but the request did not even leave.
+    pub(super) fn unsent(what: String) -> Self {
+        Self { unknown: false, ..Self::silent(what) }
+    }
+
     pub(super) fn lease_gone() -> Self {
         Self { what: What::LeaseGone, ..refused(failed("the lease is gone".to_owned(), true)) }
     }
@@ -90,6 +95,11 @@ impl Failed {
     /// Whether the request never left, and may be sent to another server.
     pub(super) fn is_unsent(&self) -> bool {
         self.what == What::Silent && !self.unknown
+    }
+
+    /// The same, for one whose request did not even leave.
+    pub(super) fn unsent_too(&self) -> Self {
+        Self { unknown: false, ..self.again() }
     }
 
     /// The same, to be told to several.
