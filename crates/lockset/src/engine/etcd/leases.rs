@@ -170,6 +170,9 @@ impl Leases {
         let wanted = i64::try_from(seconds(ttl)).unwrap_or(i64::MAX);
         let answer = self.link.grant_lease(wanted).await?;
         let ttl = Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0));
+        if ttl.is_zero() {
+            return Err(Failed::lease_gone());
+        }
         Ok(Lease::new(answer.id, ttl, is_shared, sent))
     }
 
