@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lockset::engine::etcd::{Etcd, EtcdOptions};
 use lockset::engine::{Claim, Engine, Mode, Wait};
 use lockset::{ClaimId, Lockset, Note, State, Terms};
@@ -56,6 +57,41 @@ async fn two_claims_of_one_process_on_one_name_never_both_succeed() {
             engine.release(&claims[who], grants[who].as_ref().unwrap(), None).await.unwrap();
         }
     }
+}
+
+/// With raw names a lock waits for those within it, so they stand in one line: if they came in one
+/// transaction, none would be before the other, nor behind a third who holds already.
+#[tokio::test(flavor = "multi_thread")]
+async fn raw_names_within_each_other_that_are_asked_for_together_never_have_two_holders() {
+    let server = EtcdServers::start(1);
+    let raw = |url| EtcdOptions { url, raw_names: true, ..EtcdOptions::default() };
+    let ours = Etcd::connect(raw(server.url("p"))).await.unwrap();
+    let theirs = Etcd::connect(raw(server.url("p"))).await.unwrap();
+    let held = claim("a");
+    let grant = ours.acquire(&held, Wait::No).await.unwrap().unwrap();
+    for round in 0..8 {
+        let within = (0..6).map(|number| format!("a/b{number}"));
+        let beside = (0..4).map(|number| format!("z{number}"));
+        let claims: Vec<Claim> = beside.chain(within).map(|name| claim(&name)).collect();
+        let whole = claim("a");
+        let (others, second) = tokio::join!(
+            join_all(claims.iter().map(|claim| engine_grants(&theirs, claim))),
+            engine_grants(&theirs, &whole),
+        );
+        assert!(!second, "round {round}: a second one holds `a`");
+        assert!(others.into_iter().all(|granted| granted), "round {round}: nobody is before them");
+        ours.renew(&[(&held, &grant)]).await.remove(0).unwrap();
+        for claim in claims.iter().chain([&whole]) {
+            theirs.withdraw(claim).await.unwrap();
+        }
+    }
+    ours.release(&held, &grant, None).await.unwrap();
+}
+
+/// Whether the claim is granted soon; it goes on waiting if it is not.
+async fn engine_grants(engine: &Etcd, claim: &Claim) -> bool {
+    let asked = tokio::time::timeout(SOON, engine.acquire(claim, Wait::Forever)).await;
+    asked.is_ok_and(|answer| answer.unwrap().is_some())
 }
 
 fn server_keys(server: &EtcdServers) -> usize {
@@ -168,6 +204,24 @@ async fn many_locks_of_a_client_lie_on_one_lease_and_a_detachable_on_its_own() {
     assert_eq!(attached.state(), State::Held, "another client renews it");
     attached.release().await.unwrap();
     assert_eq!(server.keys("p/travels/"), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_try_that_is_refused_gives_back_the_lease_that_it_had_for_itself() {
+    let server = EtcdServers::start(1);
+    let (ours, theirs) = (client(&server).await, engine(&server).await);
+    let held = lock(&ours, "held").await;
+    let long = TTL * 20;
+    let detachable = Claim { detachable: true, ttl: long, ..claim("held") };
+    let fixed = Claim { fixed: true, ttl: long, ..claim("held") };
+    let permits = Mode::Permits { take: 1, limit: 2 };
+    let clashing = Claim { detachable: true, mode: permits, ttl: long, ..claim("held") };
+    for claim in [&detachable, &fixed] {
+        assert!(theirs.acquire(claim, Wait::No).await.unwrap().is_none());
+    }
+    assert!(theirs.acquire(&clashing, Wait::No).await.is_err());
+    until("only the holder's lease is left", || server.leases().len() == 1);
+    held.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

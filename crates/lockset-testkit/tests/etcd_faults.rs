@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockset::{Error, Guard, Lockset, LossReason, State};
+use lockset::{Error, Guard, Lockset, LossReason, State, Terms};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{Connection, EtcdServers, Link};
 use lockset_testkit::steps::{
@@ -163,6 +163,27 @@ async fn a_short_silence_is_survived() {
     proxies.set(Connection::Whole);
     assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
     assert_eq!(guard.state(), State::Held);
+}
+
+/// One silence is waited for by all at once, not by one after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_who_ask_a_silent_server_are_told_as_soon_as_one() {
+    let (_server, proxies, ours, _) = with_proxy("p").await;
+    proxies.set(Connection::Silent);
+    let mut asking = Vec::new();
+    for number in 0..20 {
+        // Writers, because those who want a mutex stand in line inside their process.
+        let same = ours.rwlock("same").unwrap();
+        asking.push(tokio::spawn(async move { same.write().await.map(drop) }));
+        let new_lease = Terms::default().ttl(TTL * 4);
+        let other = ours.mutex(&format!("other/{number}")).unwrap().with(new_lease).unwrap();
+        asking.push(tokio::spawn(async move { other.lock().await.map(drop) }));
+    }
+    let told = within(RECOVERED * 2, "all are told", futures_util::future::join_all(asking)).await;
+    for error in told.into_iter().map(|told| told.unwrap().unwrap_err()) {
+        assert!(error.is_retryable(), "{error}");
+    }
+    proxies.set(Connection::Whole);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -217,6 +217,24 @@ async fn an_expired_or_forgotten_login_is_repeated() {
     served(ANSWERED, waiting).await.release().await.unwrap();
 }
 
+/// A stream keeps the login with which it began, and a server refuses new watches on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_that_expires_while_a_watch_stream_is_open_costs_no_waiter_its_turn() {
+    let server = with_users(&["--auth-token-ttl", "2"], "pw");
+    let url = url_of(&server, "worker:pw", "p");
+    // With leases that are kept alive so seldom that the login expires in between.
+    let patient = || async { Lockset::builder(&url).ttl(TTL * 20).connect().await.unwrap() };
+    let (ours, theirs) = (patient().await, patient().await);
+    for _ in 0..2 {
+        let guard = lock(&ours, "watched").await;
+        let waiting = waiter(&theirs, "watched").await;
+        guard.release().await.unwrap();
+        served(ANSWERED, waiting).await.release().await.unwrap();
+        // Nothing is asked meanwhile, or the login would last longer.
+        tokio::time::sleep(Duration::from_secs(6)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn rights_that_are_taken_away_cost_the_lock_and_are_told() {
     let server = with_users(&[], "pw");
@@ -239,6 +257,8 @@ async fn a_password_is_used_and_never_shown() {
     let options = EtcdOptions { url: url.clone(), ..EtcdOptions::default() };
     let engine = Etcd::connect(options.clone()).await.unwrap();
     let builder = Lockset::builder(&url);
+    // Nor is the token of the login, which is as good until it expires.
+    assert!(format!("{engine:?}").contains("token: Mutex { data: Some(Sensitive)"), "{engine:?}");
     assert_hidden(&format!("{ours:?} {guard:?} {builder:?} {options:?} {engine:?}"));
     assert_hidden(&format!("{:?}", ours.inspect("seen").await.unwrap()));
     for login in [format!("worker:{MARK}"), format!("nobody:{escaped}")] {

@@ -169,6 +169,15 @@ struct Pulse {
     wake: tokio::sync::Notify,
 }
 
+impl Pulse {
+    /// The end of the rest: this, or what was asked for meanwhile.
+    fn rest_until(&self, next: Moment) -> Moment {
+        let mut asked = unpoisoned(&self.next);
+        *asked = asked.min(next);
+        *asked
+    }
+}
+
 impl Etcd {
     /// Connects. Must be called inside a tokio runtime, on which the connections then live.
     ///
@@ -189,7 +198,7 @@ impl Etcd {
         let (tell, signals) = mpsc::unbounded_channel();
         let core = Arc::new(Core {
             leases: Leases::new(link.clone(), clock.clone()),
-            crowd: Crowd::new(link.clone(), runtime.clone()),
+            crowd: Crowd::new(link.clone(), runtime.clone(), layout.clone()),
             link,
             layout,
             identity,
@@ -220,6 +229,8 @@ impl Drop for Etcd {
 /// which nobody asks for any more go.
 async fn pulse(core: Arc<Core>) {
     loop {
+        // Whatever is asked for from here on may be seen below or not.
+        *unpoisoned(&core.pulse.next) = Moment::NEVER;
         let now = core.clock.now();
         let due = core.places().due(now);
         for (id, place) in due.leaving {
@@ -239,7 +250,7 @@ async fn pulse(core: Arc<Core>) {
             }
             next = next.min(lease.beat_at());
         }
-        *unpoisoned(&core.pulse.next) = next;
+        let next = core.pulse.rest_until(next);
         tokio::select! {
             () = core.pulse.wake.notified() => {}
             () = core.clock.sleep_until(next) => {}

@@ -83,7 +83,7 @@ impl Core {
                 }
                 Entered::Key(at, Standing::Clash(why)) => {
                     match at {
-                        0 => drop(self.places().forget(claim.id)),
+                        0 => self.leave_unheld(claim).await?,
                         _ => self.withdraw(claim).await?,
                     }
                     Err(Error::Conflict { name: claim.name.clone(), why })
@@ -94,14 +94,21 @@ impl Core {
                 Entered::Before(at) | Entered::Key(at, Standing::Unclear) => {
                     Box::pin(self.wait(claim, &asking, at, None, wait)).await
                 }
-                Entered::Busy => {
-                    self.places().forget(claim.id);
-                    Ok(None)
-                }
+                Entered::Busy => self.leave_unheld(claim).await.map(|()| None),
                 Entered::Withdrawn => Err(Error::NotHeld { name: claim.name.clone() }),
             };
         }
         Err(failed("its leases end as soon as they are made".to_owned(), true))
+    }
+
+    /// A claim that was refused has no key; but one that was asked for without an answer before
+    /// may still get it.
+    async fn leave_unheld(&self, claim: &Claim) -> Result<()> {
+        if self.places().find(claim.id).is_some_and(|place| place.is_dirty) {
+            return self.withdraw(claim).await;
+        }
+        self.forget(claim.id).inspect(|place| self.give_back_own(place));
+        Ok(())
     }
 
     /// A place for this claim, on a lease.
@@ -366,7 +373,7 @@ impl Core {
             pause = PAUSES.0;
             match standing {
                 None => {
-                    self.places().forget(claim.id);
+                    self.forget(claim.id).inspect(|place| self.give_back_own(place));
                     return Err(Error::NotHeld { name: claim.name.clone() });
                 }
                 Some(Standing::Admitted) => return Ok(Some(believed)),
@@ -446,7 +453,9 @@ impl Core {
             }
             believed = until;
         }
-        self.places().holds(claim.id, token, believed + drift(lease.ttl));
+        if !self.places().holds(claim.id, token, believed + drift(lease.ttl)) {
+            return Err(Error::NotHeld { name: claim.name.clone() });
+        }
         self.pulse_by(believed);
         Ok(Some(Grant { token, valid_until: believed, key: asking.key.clone() }))
     }

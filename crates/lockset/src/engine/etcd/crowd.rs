@@ -2,15 +2,16 @@
 //!
 //! One that finds nothing under way goes alone, at once. Those that come while it is under way
 //! wait for each other and leave as one transaction when it is back: a crowd costs the servers one
-//! round of agreement. Never two of one name: what they create would have the same revision, and
-//! nobody could tell who was first.
+//! round of agreement. Never two that meet, because they are of one name or, with raw names, one
+//! name lies within the other: what they create would have the same revision, and nobody could
+//! tell who was first.
 
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::keys::Layout;
 use super::link::{Failed, Link, PATIENCE, What};
 use super::rpc::{TxnRequest, TxnResponse};
 use super::txn::{always, nested, parts};
@@ -27,6 +28,7 @@ type Acted = Result<TxnResponse, Failed>;
 pub(super) struct Crowd {
     link: Arc<Link>,
     runtime: Handle,
+    layout: Layout,
     line: Mutex<Line>,
 }
 
@@ -45,15 +47,15 @@ struct Waiting {
 
 impl Line {
     /// Those who can leave together now; the others keep their order.
-    fn leave(&mut self) -> Vec<Waiting> {
-        let mut names = HashSet::new();
-        let (mut leaving, mut staying) = (Vec::new(), Vec::new());
+    fn leave(&mut self, layout: &Layout) -> Vec<Waiting> {
+        let (mut leaving, mut staying) = (Vec::<Waiting>::new(), Vec::new());
         for waiting in self.waiting.drain(..) {
             // Those who gave up may have left a mark by now, so nothing is sent for them.
             if waiting.tell.is_closed() {
                 continue;
             }
-            match leaving.len() < MOST && names.insert(waiting.name.clone()) {
+            let meets = |other: &Waiting| layout.meet(&other.name, &waiting.name);
+            match leaving.len() < MOST && !leaving.iter().any(meets) {
                 true => leaving.push(waiting),
                 false => staying.push(waiting),
             }
@@ -61,11 +63,21 @@ impl Line {
         self.waiting = staying;
         leaving
     }
+
+    /// Where nobody answered, those who wait in line try for themselves how long it is worth to go
+    /// on, instead of one silence after the other.
+    fn heed(&mut self, failed: &Failed) {
+        if failed.what == What::Silent {
+            for waiting in self.waiting.drain(..) {
+                let _ = waiting.tell.send(Err(failed.unsent_too()));
+            }
+        }
+    }
 }
 
 impl Crowd {
-    pub(super) fn new(link: Arc<Link>, runtime: Handle) -> Arc<Self> {
-        Arc::new(Self { link, runtime, line: Mutex::default() })
+    pub(super) fn new(link: Arc<Link>, runtime: Handle, layout: Layout) -> Arc<Self> {
+        Arc::new(Self { link, runtime, layout, line: Mutex::default() })
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -87,7 +99,11 @@ impl Crowd {
         };
         let Some(answer) = answer else {
             let _turn = Turn { crowd: self };
-            return self.link.txn_once(txn, PATIENCE).await;
+            let acted = self.link.txn_once(txn, PATIENCE).await;
+            if let Err(failed) = &acted {
+                self.line().heed(failed);
+            }
+            return acted;
         };
         match answer.await {
             // Perhaps because of another one: alone it is told its own reason.
@@ -148,12 +164,16 @@ async fn lead(mut leading: Leading) {
                 leading.is_done = true;
                 return;
             }
-            line.leave()
+            line.leave(&crowd.layout)
         };
         let (txns, tell): (Vec<_>, Vec<_>) =
             group.into_iter().map(|one| (one.txn, one.tell)).unzip();
         if !txns.is_empty() {
-            answer_all(tell, send(&crowd.link, txns).await);
+            let answers = send(&crowd.link, txns).await;
+            if let Err(failed) = &answers {
+                crowd.line().heed(failed);
+            }
+            answer_all(tell, answers);
         }
         // Those who were just answered may have the next one ready at once.
         tokio::task::yield_now().await;
@@ -191,22 +211,28 @@ mod tests {
         (Waiting { name, txn: TxnRequest::default(), tell }, answer)
     }
 
+    /// Who leaves together, until nobody waits. One gave up.
+    fn groups(raw: bool, names: &[&str], gave_up: usize) -> Vec<Vec<String>> {
+        let (layout, mut line) = (Layout::new("p", raw), Line::default());
+        let (waiting, mut answers): (Vec<_>, Vec<_>) =
+            names.iter().map(|name| waiting(name)).unzip();
+        line.waiting = waiting;
+        answers.remove(gave_up);
+        let left =
+            std::iter::from_fn(|| Some(line.leave(&layout)).filter(|group| !group.is_empty()));
+        left.map(|group| group.into_iter().map(|one| one.name.to_string()).collect()).collect()
+    }
+
     #[test]
     fn two_of_one_name_never_travel_together() {
-        let mut line = Line::default();
-        let mut answers = Vec::new();
-        for name in ["a", "b", "a", "c", "a"] {
-            let (waiting, answer) = waiting(name);
-            line.waiting.push(waiting);
-            answers.push(answer);
-        }
-        let names = |group: Vec<Waiting>| -> Vec<String> {
-            group.into_iter().map(|one| one.name.to_string()).collect()
-        };
-        answers.remove(1);
-        assert_eq!(names(line.leave()), ["a", "c"], "and not who gave up");
-        assert_eq!(names(line.leave()), ["a"]);
-        assert_eq!(names(line.leave()), ["a"]);
-        assert!(line.leave().is_empty());
+        let names = ["a", "b", "a", "c", "a/b", "a"];
+        assert_eq!(groups(false, &names, 1), [&["a", "c", "a/b"][..], &["a"], &["a"]]);
+    }
+
+    #[test]
+    fn raw_names_within_each_other_never_travel_together() {
+        let names = ["a/b", "x", "a", "a/c", "ab", "a/b/c", "a/b"];
+        let expected = [&["a/b", "a/c", "ab"][..], &["a"], &["a/b/c"], &["a/b"]];
+        assert_eq!(groups(true, &names, 1), expected);
     }
 }

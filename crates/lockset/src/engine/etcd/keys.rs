@@ -99,6 +99,16 @@ impl Layout {
         self.raw || key.get(of.first.len()..).is_some_and(|rest| !rest.contains(&b'/'))
     }
 
+    /// Whether claims on these names stand in one line: the names are the same, or, with raw
+    /// names, one lies within the other.
+    pub(super) fn meet(&self, one: &Name, other: &Name) -> bool {
+        let (one, other) = (one.as_str(), other.as_str());
+        let within = |inner: &str, outer: &str| {
+            inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('/'))
+        };
+        one == other || (self.raw && (within(one, other) || within(other, one)))
+    }
+
     /// Whether this key is not a claim: it lies below `prefix//`.
     pub(super) fn is_beside(&self, key: &[u8]) -> bool {
         let rest = key.strip_prefix(self.prefix.as_bytes());

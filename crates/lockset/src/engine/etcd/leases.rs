@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::link::{Failed, Link};
+use super::link::{Failed, Link, PERSISTENCE};
 use crate::clock::{Clock, Moment};
 use crate::engine::drift;
 use crate::mutual::unpoisoned;
@@ -150,7 +150,7 @@ impl Leases {
         if let Some(lease) = self.ready(ttl) {
             return Ok(lease);
         }
-        let _alone = self.granting.lock().await;
+        let _alone = in_time(self.granting.lock()).await?;
         if let Some(lease) = self.ready(ttl) {
             return Ok(lease);
         }
@@ -170,12 +170,15 @@ impl Leases {
         let wanted = i64::try_from(seconds(ttl)).unwrap_or(i64::MAX);
         let answer = self.link.grant_lease(wanted).await?;
         let ttl = Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0));
+        if ttl.is_zero() {
+            return Err(Failed::lease_gone());
+        }
         Ok(Lease::new(answer.id, ttl, is_shared, sent))
     }
 
     /// A lease for a mark that is written now.
     pub(super) async fn for_a_mark(&self) -> Result<i64, Failed> {
-        let mut marks = self.marks.lock().await;
+        let mut marks = in_time(self.marks.lock()).await?;
         let now = self.clock.now();
         if let Some((id, until)) = *marks
             && now < until
@@ -218,6 +221,13 @@ impl Leases {
         unpoisoned(&self.shared).retain(|_, other| !Arc::ptr_eq(other, lease));
         unpoisoned(&self.retired).retain(|other| !Arc::ptr_eq(other, lease));
     }
+}
+
+/// Whoever waits for another's question to a silent server does not wait longer than if it had
+/// asked itself.
+async fn in_time<T>(locking: impl Future<Output = T>) -> Result<T, Failed> {
+    let locked = tokio::time::timeout(PERSISTENCE, locking).await;
+    locked.map_err(|_| Failed::unsent(format!("no lease was granted within {PERSISTENCE:.1?}")))
 }
 
 /// Whole seconds, rounded up: the server knows no others.

@@ -155,7 +155,7 @@ impl Core {
     }
 
     /// A lease that served one claim only is not needed any more.
-    fn give_back_own(&self, place: &Place) {
+    pub(super) fn give_back_own(&self, place: &Place) {
         if !place.lease.is_shared {
             self.revoke_in_background(place.lease.id);
         }
@@ -198,10 +198,14 @@ impl Next<'_> {
         let last = answer.responses.len().saturating_sub(1);
         let others = kvs(answer, last).iter().any(|kv| kv.key != self.place.key);
         let token = token_of(revision(answer)).ok().filter(|_| !others);
-        let grant = token.filter(|_| self.believed > core.clock.now()).map(|token| {
-            let lapses = self.believed + drift(self.place.lease.ttl);
-            core.places().holds(id, token, lapses);
-            Grant { token, valid_until: self.believed, key: self.place.key.clone() }
+        let lapses = self.believed + drift(self.place.lease.ttl);
+        let token = token
+            .filter(|_| self.believed > core.clock.now())
+            .filter(|token| core.places().holds(id, *token, lapses));
+        let grant = token.map(|token| Grant {
+            token,
+            valid_until: self.believed,
+            key: self.place.key.clone(),
         });
         (true, grant)
     }

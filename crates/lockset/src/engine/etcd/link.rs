@@ -45,6 +45,7 @@ pub(super) struct Link {
     /// Grows when another server is to be asked; modulo their number it says which.
     turn: watch::Sender<usize>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
+    login: tokio::sync::Mutex<()>,
     clock: Clock,
 }
 
@@ -79,6 +80,11 @@ impl Failed {
         Self { what: What::Silent, unknown: true, error: failed(what, true) }
     }
 
+    /// Silent, but the request did not even leave.
+    pub(super) fn unsent(what: String) -> Self {
+        Self { unknown: false, ..Self::silent(what) }
+    }
+
     pub(super) fn lease_gone() -> Self {
         Self { what: What::LeaseGone, ..refused(failed("the lease is gone".to_owned(), true)) }
     }
@@ -90,6 +96,11 @@ impl Failed {
     /// Whether the request never left, and may be sent to another server.
     pub(super) fn is_unsent(&self) -> bool {
         self.what == What::Silent && !self.unknown
+    }
+
+    /// The same, for one whose request did not even leave.
+    pub(super) fn unsent_too(&self) -> Self {
+        Self { unknown: false, ..self.again() }
     }
 
     /// The same, to be told to several.
@@ -116,7 +127,14 @@ impl Link {
     /// Must be called inside the runtime on which the connections are to live.
     pub(super) fn new(servers: Servers, clock: Clock) -> Self {
         let channels = servers.channels();
-        Self { servers, channels, turn: watch::Sender::new(0), token: Mutex::default(), clock }
+        Self {
+            servers,
+            channels,
+            turn: watch::Sender::new(0),
+            token: Mutex::default(),
+            login: tokio::sync::Mutex::default(),
+            clock,
+        }
     }
 
     /// Logs in, if the URL says as whom, and looks whether there is an answer.
@@ -238,7 +256,18 @@ impl Link {
         let turn = *self.turn.borrow();
         let failed = self.judged(turn, status);
         self.heed(turn, &failed);
+        if failed.what == What::TokenOld {
+            *unpoisoned(&self.token) = None;
+        }
         failed
+    }
+
+    /// What a watch that was refused inside its stream says: there is a reason, but no status.
+    pub(super) fn judge_refusal(&self, reason: &str) -> Failed {
+        let is_old =
+            ["invalid auth token", "auth store is old"].iter().any(|it| reason.contains(it));
+        let code = if is_old { Code::Unauthenticated } else { Code::PermissionDenied };
+        self.judge_stream(&Status::new(code, reason))
     }
 
     /// Repeats what may be repeated until it is answered, refused, or too late.
@@ -273,9 +302,11 @@ impl Link {
         F: Future<Output = Result<T, Status>>,
     {
         let give_up = self.clock.now() + patience;
+        let before = unpoisoned(&self.token).clone();
         let mut answer = self.ask_once(give_up, &call).await;
         if answer.as_ref().is_err_and(|failed| failed.what == What::TokenOld) {
-            *unpoisoned(&self.token) = None;
+            // Not if somebody else has logged in again meanwhile.
+            unpoisoned(&self.token).take_if(|token| before.as_ref().is_none_or(|it| it == token));
             answer = self.ask_once(give_up, &call).await;
         }
         answer
@@ -336,6 +367,11 @@ impl Link {
         if let Some(token) = unpoisoned(&self.token).clone() {
             return Ok(Some(token));
         }
+        // One login serves all who need it: it costs the server a slow hash.
+        let _alone = self.login.lock().await;
+        if let Some(token) = unpoisoned(&self.token).clone() {
+            return Ok(Some(token));
+        }
         let question =
             AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
         let token = match AuthClient::new(channel.clone()).authenticate(question).await {
@@ -346,8 +382,10 @@ impl Link {
             }
             Err(status) => return Err(status),
         };
-        let token: MetadataValue<Ascii> =
+        let mut token: MetadataValue<Ascii> =
             token.parse().map_err(|_| Status::internal("the token is not text"))?;
+        // It is as good as the password until it expires: not to be shown.
+        token.set_sensitive(true);
         *unpoisoned(&self.token) = Some(token.clone());
         Ok(Some(token))
     }

@@ -156,6 +156,13 @@ enum Ended {
     Refused(Failed),
 }
 
+fn ended_by(failed: Failed, worked: bool) -> Ended {
+    match failed.what {
+        What::Refused => Ended::Refused(failed),
+        _ => Ended::Cut { worked },
+    }
+}
+
 /// Makes the stream with all watches there are, and hands out what it brings until it ends.
 async fn listen(
     link: &Link,
@@ -178,17 +185,16 @@ async fn listen(
                 None => return Ended::Closed,
             },
             answer = answers.next() => match answer {
+                // Refused, perhaps because the stream's login expired. Which watch is meant is not
+                // said: the answer has no id.
+                Some(Ok(answer)) if answer.canceled && answer.created => {
+                    return ended_by(link.judge_refusal(&answer.cancel_reason), worked);
+                }
                 Some(Ok(answer)) => {
                     worked = true;
                     topics.hand_out(answer)
                 }
-                Some(Err(status)) => {
-                    let failed = link.judge_stream(&status);
-                    return match failed.what {
-                        What::Refused => Ended::Refused(failed),
-                        _ => Ended::Cut { worked },
-                    };
-                }
+                Some(Err(status)) => return ended_by(link.judge_stream(&status), worked),
                 None => return Ended::Cut { worked },
             },
             // Somebody found that this server does not answer.

@@ -112,12 +112,14 @@ impl Places {
         }
     }
 
-    /// It holds, until then if it is not renewed.
-    pub(super) fn holds(&mut self, id: ClaimId, token: Token, lapses: Moment) {
-        if let Some(place) = self.places.get_mut(&id) {
-            place.token = Some(token);
-            place.lapses = lapses;
-        }
+    /// It holds, until then if it is not renewed. Not if it has lapsed or was withdrawn meanwhile:
+    /// then its key is about to go, or gone.
+    #[must_use]
+    pub(super) fn holds(&mut self, id: ClaimId, token: Token, lapses: Moment) -> bool {
+        let Some(place) = self.places.get_mut(&id) else { return false };
+        place.token = Some(token);
+        place.lapses = lapses;
+        true
     }
 
     /// It has no key any more.
@@ -163,6 +165,8 @@ impl Places {
         let mut due = Due::default();
         for id in lapsed {
             if let Some(place) = self.places.remove(&id).filter(|place| !place.may_travel) {
+                // Nothing may be asked for it any more: its key would be deleted under it.
+                self.withdrawn.insert(id, now);
                 self.leave(id, place.clone(), now);
                 due.leaving.push((id, place));
             }
@@ -211,5 +215,38 @@ impl Places {
         let place = self.places.get(&id)?;
         let until = place.lapses.min(place.lease.valid_until());
         Some(until.since(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Mode;
+    use crate::name::Note;
+
+    #[test]
+    fn a_claim_that_lapsed_neither_holds_nor_enters_again() {
+        let at = |secs: u64| Moment::from_nanos(secs * 1_000_000_000);
+        let ttl = Duration::from_secs(3);
+        let claim = Claim {
+            id: ClaimId::random(),
+            name: "lapsed".parse().unwrap(),
+            mode: Mode::Exclusive,
+            ttl,
+            fixed: false,
+            floor: None,
+            note: Note::default(),
+            detachable: false,
+            replicas: None,
+        };
+        let (mut places, lease) = (Places::default(), Lease::new(1, ttl, true, at(100)));
+        places.enter(&claim, b"key".to_vec(), &lease, at(100));
+        assert!(places.holds(claim.id, Token::new(1), at(103)));
+        assert!(places.due(at(102)).leaving.is_empty());
+        assert_eq!(places.due(at(104)).leaving.len(), 1);
+        assert!(!places.holds(claim.id, Token::new(1), at(110)), "its key is being deleted");
+        places.left(claim.id);
+        places.enter(&claim, b"key".to_vec(), &lease, at(105));
+        assert_eq!(places.doubt(claim.id), None, "a late request of it is not sent");
     }
 }

@@ -109,8 +109,10 @@ impl Core {
         let lease = Lease::new(lease, claim.ttl, false, Moment::from_nanos(0));
         let mut places = self.places();
         places.enter(claim, key.clone(), &lease, self.clock.now());
-        places.holds(claim.id, grant.token, self.clock.now() + claim.ttl);
-        Ok((lease, key))
+        match places.holds(claim.id, grant.token, self.clock.now() + claim.ttl) {
+            true => Ok((lease, key)),
+            false => Err(lost()),
+        }
     }
 
     async fn renew_group(&self, group: &Group<'_>) -> Vec<(usize, Result<Grant>)> {
@@ -138,7 +140,9 @@ impl Core {
     fn renewed(&self, entry: &Entry<'_>, kvs: &[KeyValue], until: Moment) -> Result<Grant> {
         let Entry { claim, grant, key, .. } = entry;
         still_held(claim, grant, kvs)?;
-        self.places().holds(claim.id, grant.token, until + drift(claim.ttl));
+        if !self.places().holds(claim.id, grant.token, until + drift(claim.ttl)) {
+            return Err(Error::lost(&claim.name, LossReason::Expired));
+        }
         let valid_until = until.max(grant.valid_until);
         Ok(Grant { token: grant.token, valid_until, key: key.clone() })
     }

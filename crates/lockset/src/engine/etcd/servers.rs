@@ -45,6 +45,10 @@ impl Servers {
             _ => return Err(bad(form)),
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        // Perhaps a password with a slash in it, which would be shown as a prefix.
+        if path.contains('@') {
+            return Err(bad("`/` in a password is written %2F, and `@` in a prefix %40"));
+        }
         let (login, hosts) = match authority.rsplit_once('@') {
             None => (None, authority),
             Some((login, hosts)) => (Some(read_login(login).ok_or_else(|| bad(form))?), hosts),
@@ -234,6 +238,7 @@ mod tests {
             "etcd://a b",
             "etcd://user:hunter2@",
             "etcd://user:hunter2@h:x",
+            "etcd://user:1/hunter2@h",
         ] {
             let refusal = parse(url).unwrap_err().to_string();
             assert!(!refusal.contains("hunter2"), "{refusal}");
