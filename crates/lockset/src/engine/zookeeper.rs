@@ -183,7 +183,7 @@ impl ZooKeeper {
             tell,
             signals: Mutex::new(Some(signals)),
         });
-        core.make_nodes(&core.main, "", &core.paths.chroot, Kind::Persistent).await?;
+        core.make_chroot().await?;
         let tasks = vec![
             tokio::spawn(keeping::heed_all(core.clone(), happening)).abort_handle(),
             tokio::spawn(keeping::end_leases(core.clone())).abort_handle(),
@@ -220,6 +220,20 @@ impl Core {
     /// Waits for a connection of the client's own session.
     async fn ready(&self) -> Result<()> {
         self.main.ready(self.clock.now() + PATIENCE).await.map(|_| ())
+    }
+
+    /// Makes the chroot if it is missing; again if the answer was lost, which does no harm.
+    async fn make_chroot(&self) -> Result<()> {
+        let deadline = self.clock.now() + PATIENCE;
+        loop {
+            let chroot = &self.paths.chroot;
+            match self.make_nodes(&self.main, "", chroot, Kind::Persistent).await {
+                Err(error) if error.is_retryable() && self.clock.now() < deadline => {
+                    self.main.ready(deadline).await?;
+                }
+                made => return made,
+            }
+        }
     }
 
     /// Makes the nodes of `path` that lie below `top` and are missing.
