@@ -1,4 +1,4 @@
-//! Lockset on etcd against the Lock RPC, etcd's own lock inside the server, which has the same keys.
+//! Lockset on etcd against the Lock RPC, etcd's own lock inside the server, with the same keys.
 //!
 //! Not on one core, as the rest: the server has threads of its own, which then wait for each other
 //! more than for us.

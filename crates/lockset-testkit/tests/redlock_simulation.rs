@@ -8,8 +8,8 @@ use lockset_testkit::redlock_simulation::{Flaw, Tally, play_the_models_trace, si
 const SEEDS: u64 = 10_000;
 /// How many seeds a flaw may stay hidden: many times what each of them takes.
 const FLAWED_SEEDS: u64 = 2000;
-/// Claim ids, pauses between attempts and the order of ready tasks are not seeded, so one seed is played more
-/// than once.
+/// Claim ids, pauses between attempts and the order of ready tasks are not seeded, so one seed is
+/// played more than once.
 const AGAIN: usize = 300;
 
 /// Half of the seeds each, so that two cores share the work.

@@ -3,7 +3,8 @@
 //! The quorum reads the machine's own wall clock, which knows nothing of virtual time and is far
 //! ahead of every token. So what a client proposes is put in its place here: by a clock that goes
 //! with virtual time and is the same for all, or by one that stands still. Proposals of the latter
-//! are always behind, so that tokens grow by one, as in the model, and values that must differ meet.
+//! are always behind, so that tokens grow by one, as in the model, and values that must differ
+//! meet.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
