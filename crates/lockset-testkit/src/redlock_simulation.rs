@@ -3,8 +3,8 @@
 //! Several clients want a few names of three or five nodes. On each way from a client to a node
 //! requests are slow, lost, carried out without an answer, carried out late or twice; nodes freeze,
 //! forget all they knew, and have clocks that jump; clients are cut off, have wall clocks that
-//! stand still, pause beyond their leases, and stop. What they had is judged by rules of which only one
-//! needs clocks: see the judge.
+//! stand still, pause beyond their leases, and stop. What they had is judged by rules of which
+//! only one needs clocks: see the judge.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

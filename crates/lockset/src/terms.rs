@@ -36,9 +36,9 @@ pub struct Terms {
 impl Terms {
     /// How long the lock outlives a holder that vanished. It is renewed every third of it.
     ///
-    /// Where all locks of a client share one session
-    /// ([`Capabilities::session`](crate::Capabilities::session)), the ttl of those that are neither
-    /// fixed nor detachable is the session's, whatever is asked for here: ask for it when
+    /// Where all locks of a client share one session (see
+    /// [`Capabilities::session`](crate::engine::Capabilities::session)), the ttl of those that are
+    /// neither fixed nor detachable is the session's, whatever is asked for here: ask for it when
     /// [connecting](crate::Builder::ttl).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);

@@ -137,7 +137,8 @@ impl Core {
             return;
         }
         let (core, attempt) = (self.clone(), attempt.clone());
-        let owed = Owed::new(self, &attempt);
+        // Whoever ends the attempt looks after what is asked for.
+        let owed = Owed::new(self, &attempt, |_| false);
         self.nodes.beside_the_caller(async move {
             while let Some((node, answer)) = errands.next().await {
                 core.note_late(&attempt, node, answer).await;
@@ -209,7 +210,8 @@ impl Core {
     async fn give_up(self: &Arc<Self>, attempt: &Arc<Attempt>, mut errands: Errands) {
         attempt.state().end();
         self.forget(attempt);
-        let _owed = Owed::new(self, attempt);
+        let something = |at: &At| !matches!(at, At::Nothing | At::Refused);
+        let _owed = Owed::new(self, attempt, something);
         let timeout = self.node_timeout(attempt.claim.ttl);
         // Mostly the last answers are about to come, and say that there is nothing to give back.
         let limit = self.clock.now() + timeout / 4;
@@ -217,7 +219,7 @@ impl Core {
             attempt.state().answered(node, &answer);
         }
         drop(errands);
-        let left = attempt.state().those(|at| !matches!(at, At::Nothing | At::Refused));
+        let left = attempt.state().those(something);
         let each = left.into_iter().map(|node| self.take_back(attempt, node));
         let all = futures_util::future::join_all(each);
         self.clock.before(self.clock.now() + timeout, all).await;

@@ -207,7 +207,7 @@ impl Core {
         let (attempt, _) = self.holding(claim, grant).ok_or_else(not_held)?;
         attempt.state().end();
         self.forget(&attempt);
-        let owed = Owed::new(self, &attempt);
+        let owed = Owed::new(self, &attempt, |at| matches!(at, At::Granted(_)));
         let (granted, others) = {
             let state = attempt.state();
             let granted = state.granted().map(|(node, grant)| (node, grant.clone()));
@@ -435,12 +435,15 @@ impl Core {
 pub(super) struct Owed {
     core: Arc<Core>,
     attempt: Arc<Attempt>,
+    /// What it is to give back, of an attempt that is over; others may look after the rest.
+    which: fn(&At) -> bool,
     _owing: Owing,
 }
 
 impl Owed {
-    pub(super) fn new(core: &Arc<Core>, attempt: &Arc<Attempt>) -> Self {
-        Self { core: core.clone(), attempt: attempt.clone(), _owing: Owing::one_more(core) }
+    pub(super) fn new(core: &Arc<Core>, attempt: &Arc<Attempt>, which: fn(&At) -> bool) -> Self {
+        let owing = Owing::one_more(core);
+        Self { core: core.clone(), attempt: attempt.clone(), which, _owing: owing }
     }
 }
 
@@ -456,7 +459,7 @@ impl Drop for Owed {
                     asked.into_iter().for_each(|node| state.set(node, At::Unknown));
                     Vec::new()
                 }
-                Fate::Over => state.those(|at| !matches!(at, At::Nothing | At::Refused)),
+                Fate::Over => state.those(self.which),
             }
         };
         left.into_iter().for_each(|node| self.core.take_back_later(&self.attempt, node));

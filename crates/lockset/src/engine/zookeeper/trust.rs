@@ -8,9 +8,10 @@
 //! heartbeat, half a tick later at most. So the answer to a `sync` proves that the link to the
 //! leader is alive and that the leader has heard of *earlier* requests, not of this one: of all
 //! those that were sent `T`/4 before it or earlier, since a session lasts two ticks at least,
-//! unless an operator sets `minSessionTimeout` to less, and with such a session nothing is sure. If the
-//! server loses its leader right after the answer, these alone count. Hence a lease ends at the
-//! earlier of `T` after the last such request, and two thirds of `T` after the `sync` was sent.
+//! unless an operator sets `minSessionTimeout` to less, and with such a session nothing is sure.
+//! If the server loses its leader right after the answer, these alone count. Hence a lease ends at
+//! the earlier of `T` after the last such request, and two thirds of `T` after the `sync` was
+//! sent.
 
 use std::collections::VecDeque;
 use std::time::Duration;
