@@ -56,7 +56,7 @@ async fn play(world: &Arc<World>) -> TwoTokens {
     late.cut(1, Moment::NEVER);
     let late_asked = world.clock.now();
     let late_lock = lock(&late);
-    let waiting = tokio::spawn(async move { late_lock.try_lock().await });
+    let waiting = tokio::spawn(async move { late_lock.lock_within(TTL * 4).await });
     raise.arrived.notified().await;
     // Its lease ends there. The quick one gets 2 at the second and the third node: its token is 2.
     third.jump_forward().await;
@@ -71,7 +71,7 @@ async fn play(world: &Arc<World>) -> TwoTokens {
     repeat(&third.copies()[0]).await;
     raise.goes_on.notify_one();
     // Refused, it begins anew, and gets a token of its own.
-    let late_guard = waiting.await.unwrap().unwrap().unwrap();
+    let late_guard = waiting.await.unwrap().unwrap();
     note(world, &late_guard, late_asked);
     TwoTokens { quick: quick_guard.token(), late: late_guard.token() }
 }
