@@ -7,7 +7,7 @@ use lockset::{Error, Guard, LockState, Lockset, LossReason, State};
 use tokio::task::JoinHandle;
 
 /// How long a test waits for what must happen but has no bound of its own.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client whose locks have this ttl.
 pub async fn client(url: &str, ttl: Duration) -> Lockset {
