@@ -22,6 +22,8 @@ pub mod etcd;
 #[cfg(feature = "local")]
 pub mod local;
 pub mod memory;
+#[cfg(any(feature = "redis", feature = "etcd"))]
+mod pem;
 mod queue;
 #[cfg(feature = "redis")]
 pub mod redis;

@@ -25,7 +25,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::StreamExt;
 use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -38,7 +37,7 @@ use self::link::{Link, PATIENCE, What};
 use self::news::Stand;
 use self::places::{Place, Places};
 use self::servers::Servers;
-use super::watch::receiver_stream;
+use super::watch::told_once;
 use super::{
     Amend, Break, Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, Scope, Signal,
     Swap, Version, Wait,
@@ -405,10 +404,7 @@ impl Engine for Etcd {
     }
 
     fn signals(&self) -> BoxStream<'static, Signal> {
-        match unpoisoned(&self.core.signals).take() {
-            Some(signals) => receiver_stream(signals).boxed(),
-            None => futures_util::stream::empty().boxed(),
-        }
+        told_once(unpoisoned(&self.core.signals).take())
     }
 
     async fn close(&self) {

@@ -30,7 +30,7 @@ use futures_util::{FutureExt, StreamExt, TryFutureExt};
 
 use self::claims::Standing;
 use self::store::{Store, Transaction};
-use super::watch::{Recheck, receiver_stream, watch_states_with};
+use super::watch::{Recheck, told_once, watch_states_with};
 use super::{
     Amend, Break, Capabilities, Claim, Engine, Grant, Holder, LockState, Scope, Signal, Swap,
     Version, Wait,
@@ -286,10 +286,7 @@ impl Engine for Local {
     }
 
     fn signals(&self) -> BoxStream<'static, Signal> {
-        match self.store.inbox.desk.signals() {
-            Some(signals) => receiver_stream(signals).boxed(),
-            None => futures_util::stream::empty().boxed(),
-        }
+        told_once(self.store.inbox.desk.signals())
     }
 
     async fn close(&self) {

@@ -12,11 +12,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::StreamExt;
 use tokio::sync::{Notify, mpsc};
 
 use super::queue::{Tally, check_permits, clash};
-use super::watch::watch_states;
+use super::watch::{told_once, watch_states};
 use super::withdrawn::Withdrawn;
 use super::{
     Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Grant, Holder, LockState, Mode,
@@ -260,10 +259,7 @@ impl Engine for Memory {
     }
 
     fn signals(&self) -> BoxStream<'static, Signal> {
-        match unpoisoned(&self.signals).take() {
-            Some(signals) => super::watch::receiver_stream(signals).boxed(),
-            None => futures_util::stream::empty().boxed(),
-        }
+        told_once(unpoisoned(&self.signals).take())
     }
 }
 

@@ -34,7 +34,7 @@ use self::nodes::Nodes;
 use self::scripts::Scripts;
 use self::servers::Servers;
 use self::waiting::{Waiter, Waiters};
-use super::watch::receiver_stream;
+use super::watch::told_once;
 use super::{
     Amend, Break, Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, Replicas, Scope,
     Signal, Swap, Version, Vitals, Wait,
@@ -363,11 +363,7 @@ impl Engine for Redis {
     }
 
     fn signals(&self) -> BoxStream<'static, Signal> {
-        let mut signals = unpoisoned(&self.core.signals);
-        match signals.take() {
-            Some(signals) => receiver_stream(signals).boxed(),
-            None => futures_util::stream::empty().boxed(),
-        }
+        told_once(unpoisoned(&self.core.signals).take())
     }
 
     async fn vitals(&self) -> Result<Vitals> {

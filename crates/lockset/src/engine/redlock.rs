@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, watch};
 
 use self::attempt::{Attempt, whole};
 use self::nodes::Nodes;
-use super::watch::receiver_stream;
+use super::watch::told_once;
 use super::withdrawn::Withdrawn;
 use super::{
     Amend, Break, Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, Mode, Scope,
@@ -381,10 +381,7 @@ impl Engine for Redlock {
     }
 
     fn signals(&self) -> BoxStream<'static, Signal> {
-        match unpoisoned(&self.core.signals).take() {
-            Some(signals) => receiver_stream(signals).boxed(),
-            None => futures_util::stream::empty().boxed(),
-        }
+        told_once(unpoisoned(&self.core.signals).take())
     }
 
     async fn close(&self) {

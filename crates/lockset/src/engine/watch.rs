@@ -11,7 +11,7 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
-use super::LockState;
+use super::{LockState, Signal};
 use crate::clock::{Clock, Moment};
 use crate::error::Result;
 use crate::name::Name;
@@ -183,6 +183,16 @@ fn lasting(state: &LockState) -> u64 {
     let version = state.cell.as_ref().map(|cell| cell.version.0);
     (state.holders.len(), state.waiters.len(), state.fence, version).hash(&mut hasher);
     hasher.finish()
+}
+
+/// What an engine tells its keeper, which asks for it once.
+pub(crate) fn told_once(
+    signals: Option<mpsc::UnboundedReceiver<Signal>>,
+) -> BoxStream<'static, Signal> {
+    match signals {
+        Some(signals) => receiver_stream(signals).boxed(),
+        None => futures_util::stream::empty().boxed(),
+    }
 }
 
 /// A channel as a stream.

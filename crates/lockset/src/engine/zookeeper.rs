@@ -27,7 +27,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
 use self::claims::Entry;
@@ -36,7 +35,7 @@ use self::look::Observers;
 use self::servers::Servers;
 use self::session::{Fault, Happening, Session, failed, teller};
 use self::wire::{Acl, Hello, Kind, Refusal};
-use super::watch::receiver_stream;
+use super::watch::told_once;
 use super::withdrawn::Withdrawn;
 use super::{
     Amend, Break, Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, Scope, Signal,
@@ -343,10 +342,7 @@ impl Engine for ZooKeeper {
     }
 
     fn signals(&self) -> BoxStream<'static, Signal> {
-        match unpoisoned(&self.core.signals).take() {
-            Some(signals) => receiver_stream(signals).boxed(),
-            None => futures_util::stream::empty().boxed(),
-        }
+        told_once(unpoisoned(&self.core.signals).take())
     }
 
     async fn close(&self) {

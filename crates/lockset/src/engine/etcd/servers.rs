@@ -1,7 +1,6 @@
 //! Where the servers are: what the URL says, checked once.
 
 use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -9,6 +8,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use super::EtcdOptions;
 use super::keys::Layout;
 use super::link::CONNECT;
+use crate::engine::pem::read_pem;
 use crate::error::{Error, Result};
 
 const USUAL_PORT: u16 = 2379;
@@ -186,15 +186,6 @@ fn certificates(options: &EtcdOptions, is_tls: bool) -> Result<Option<ClientTlsC
         tls = tls.identity(Identity::from_pem(cert, key));
     }
     Ok(Some(tls))
-}
-
-fn read_pem(path: &Path, what: &str) -> Result<Vec<u8>> {
-    let bad = |why: String| Error::invalid("file", &path.display().to_string(), why);
-    let pem = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
-    match String::from_utf8_lossy(&pem).contains(&format!("{what}-----")) {
-        true => Ok(pem),
-        false => Err(bad(format!("it holds no {} in PEM form", what.to_lowercase()))),
-    }
 }
 
 #[cfg(test)]

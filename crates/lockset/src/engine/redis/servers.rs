@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -14,6 +13,7 @@ use redis::{
 
 use super::link::{failed, judge};
 use super::{MARK_LIFE, RedisOptions};
+use crate::engine::pem::read_pem;
 use crate::error::{Error, Result};
 
 /// How long a sentinel may take to answer, connecting included.
@@ -233,14 +233,6 @@ fn mannered(info: ConnectionInfo, protocol: redis::ProtocolVersion) -> Connectio
 
 /// Reads the certificates that the options name. Without any, the system's authorities count.
 fn certificates(options: &RedisOptions, is_tls: bool) -> Result<Option<TlsCertificates>> {
-    let read = |path: &Path, what: &str| {
-        let bad = |why: String| Error::invalid("file", &path.display().to_string(), why);
-        let pem = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
-        match String::from_utf8_lossy(&pem).contains(&format!("{what}-----")) {
-            true => Ok(pem),
-            false => Err(bad(format!("it holds no {} in PEM form", what.to_lowercase()))),
-        }
-    };
     let RedisOptions { ca, client_certificate, .. } = options;
     if ca.is_none() && client_certificate.is_none() {
         return Ok(None);
@@ -252,11 +244,11 @@ fn certificates(options: &RedisOptions, is_tls: bool) -> Result<Option<TlsCertif
     let client_tls = match client_certificate {
         None => None,
         Some((cert, key)) => {
-            let client_cert = read(cert, "CERTIFICATE")?;
-            Some(ClientTlsConfig { client_cert, client_key: read(key, "PRIVATE KEY")? })
+            let client_cert = read_pem(cert, "CERTIFICATE")?;
+            Some(ClientTlsConfig { client_cert, client_key: read_pem(key, "PRIVATE KEY")? })
         }
     };
-    let root_cert = ca.as_deref().map(|path| read(path, "CERTIFICATE")).transpose()?;
+    let root_cert = ca.as_deref().map(|path| read_pem(path, "CERTIFICATE")).transpose()?;
     Ok(Some(TlsCertificates { client_tls, root_cert }))
 }
 

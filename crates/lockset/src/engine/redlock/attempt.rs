@@ -187,13 +187,11 @@ impl State {
         let values: Vec<Token> = self.granted().map(|(_, grant)| grant.token).collect();
         let asked = self.those(|at| *at == At::Asked).len();
         let owners = |value: &Token| values.iter().filter(|other| *other == value).count();
-        match values.iter().max() {
+        let won = values.iter().find(|value| owners(value) >= quorum);
+        match (won, values.iter().max()) {
+            (Some(value), _) => Verdict::Won(*value),
             _ if values.len() + asked < quorum => Verdict::Lost,
-            Some(_) if values.iter().any(|value| owners(value) >= quorum) => {
-                let won = values.iter().find(|value| owners(value) >= quorum);
-                won.map_or(Verdict::Open, |value| Verdict::Won(*value))
-            }
-            Some(greatest) if asked == 0 => Verdict::Raise(*greatest),
+            (None, Some(greatest)) if asked == 0 => Verdict::Raise(*greatest),
             _ => Verdict::Open,
         }
     }

@@ -11,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 
 use super::Core;
-use super::attempt::{Fate, whole};
+use super::attempt::{Attempt, Fate, whole};
 use super::nodes::failed;
 use crate::engine::watch::watch_states;
 use crate::engine::{ClaimId, Engine, Holder, LockState, Scope, Waiter};
@@ -30,7 +30,19 @@ impl Core {
     where
         F: Future<Output = Result<T>>,
     {
-        let mut asked: BTreeSet<usize> = self.nodes.well().into_iter().collect();
+        self.at(self.nodes.well(), ask).await
+    }
+
+    /// Asks these nodes; a quorum must answer.
+    async fn at<T, F>(
+        self: &Arc<Self>,
+        nodes: Vec<usize>,
+        ask: impl Fn(Arc<dyn Engine>) -> F,
+    ) -> Result<Vec<T>>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let mut asked: BTreeSet<usize> = nodes.into_iter().collect();
         let mut answers: FuturesUnordered<_> = asked
             .iter()
             .map(|&node| {
@@ -78,9 +90,10 @@ impl Core {
     /// A lock of this client's own that too few of those who answered have, while the others may:
     /// not to have heard of it is not to know that it is lost.
     fn own_holder(&self, name: &Name, states: &[LockState], unheard: usize) -> Option<Holder> {
-        let attempts: Vec<_> = self.attempts().values().cloned().collect();
+        let is_of = |attempt: &&Arc<Attempt>| attempt.claim.name == *name;
+        let attempts: Vec<_> = self.attempts().values().filter(is_of).cloned().collect();
         let quorum = self.nodes.quorum;
-        attempts.into_iter().filter(|attempt| attempt.claim.name == *name).find_map(|attempt| {
+        attempts.into_iter().find_map(|attempt| {
             let state = attempt.state();
             let Fate::Held(token) = state.fate() else { return None };
             let is_it = |holder: &&Holder| holder.claim == Some(attempt.claim.id);
@@ -116,18 +129,16 @@ impl Core {
 
     /// Whether a quorum without this node knows neither holders nor waiters of a name.
     pub(super) async fn is_free_elsewhere(self: &Arc<Self>, name: &Name, but: usize) -> bool {
-        let identity = self.nodes.all[but].engine.identity();
-        let states = self.at_each(|engine| {
-            let (name, identity) = (name.clone(), identity.clone());
-            async move {
-                let is_door = engine.identity() == identity;
-                let state = engine.inspect(&name).await?;
-                Ok(!is_door && state.holders.is_empty() && state.waiters.is_empty())
-            }
+        let mut others = self.nodes.well();
+        others.retain(|node| *node != but);
+        let states = self.at(others, |engine| {
+            let name = name.clone();
+            async move { engine.inspect(&name).await }
         });
-        states
-            .await
-            .is_ok_and(|free| free.into_iter().filter(|free| *free).count() >= self.nodes.quorum)
+        let is_free = |state: &LockState| state.holders.is_empty() && state.waiters.is_empty();
+        states.await.is_ok_and(|states| {
+            states.iter().filter(|state| is_free(state)).count() >= self.nodes.quorum
+        })
     }
 
     /// Whenever a node tells of a change, all are looked at.

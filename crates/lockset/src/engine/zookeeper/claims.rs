@@ -38,6 +38,13 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// A claim whose node is about to be made.
+    fn new(session: &Arc<Session>, tag: Tag, epoch: u64) -> Self {
+        let session = session.clone();
+        let (node, lease, watched_on, says_it_waits, moving) = (None, None, 0, false, None);
+        Self { session, tag, epoch, node, lease, watched_on, says_it_waits, moving }
+    }
+
     /// Where the node is; `None` if it has to be found.
     pub(super) fn sure_path(&self) -> Option<String> {
         let node = self.node.as_ref().filter(|_| self.moving.is_none());
@@ -327,17 +334,7 @@ impl Core {
             let fault = if status.ended { Fault::Ended } else { Fault::NotSent };
             return Err(fault.into());
         }
-        let entry = Entry {
-            session: session.clone(),
-            tag: *tag,
-            epoch: status.epoch,
-            node: None,
-            lease: None,
-            watched_on: 0,
-            says_it_waits: false,
-            moving: None,
-        };
-        book.entries.insert(claim.id, entry);
+        book.entries.insert(claim.id, Entry::new(session, *tag, status.epoch));
         let node = format!("{parent}/{}", self.layout.node_prefix(claim.id, claim.mode));
         let data = Words::of(claim).write();
         let create = session.create(&node, &data, self.acl, Kind::EphemeralSequential);
@@ -401,16 +398,10 @@ impl Core {
             book.take(asking.claim.id);
             return Ok(false);
         }
-        let entry = book.entries.entry(asking.claim.id).or_insert_with(|| Entry {
-            session: asking.session.clone(),
-            tag: asking.tag,
-            epoch: status.epoch,
-            node: None,
-            lease: None,
-            watched_on: 0,
-            says_it_waits: false,
-            moving: None,
-        });
+        let entry = book
+            .entries
+            .entry(asking.claim.id)
+            .or_insert_with(|| Entry::new(&asking.session, asking.tag, status.epoch));
         entry.epoch = status.epoch;
         entry.node = Some(node.clone());
         Ok(true)

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::ZooKeeperOptions;
+use super::layout::unescaped;
 use crate::error::{Error, Result};
 
 const USUAL_PORT: u16 = 2181;
@@ -49,8 +50,8 @@ impl Servers {
             let user = user.filter(|user| login.is_none() && !user.starts_with(':'));
             if let Some(user) = user {
                 let (name, password) = user.split_once(':').unwrap_or((user, ""));
-                let name = percent_decoded(name).ok_or_else(bad)?;
-                let password = percent_decoded(password).ok_or_else(bad)?;
+                let name = unescaped(name).ok_or_else(bad)?;
+                let password = unescaped(password).ok_or_else(bad)?;
                 login = Some(format!("{name}:{password}"));
             }
         }
@@ -131,10 +132,6 @@ fn chroot(path: &str) -> Result<String> {
         return Err(Error::invalid("chroot", path, why));
     }
     Ok(format!("/{path}"))
-}
-
-fn percent_decoded(text: &str) -> Option<String> {
-    super::layout::unescaped(text)
 }
 
 fn tls(options: &ZooKeeperOptions, is_tls: bool) -> Result<Option<TlsConnector>> {
