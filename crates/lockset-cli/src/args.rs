@@ -227,7 +227,7 @@ pub(crate) struct JobArgs {
     pub(crate) max_hold: Option<Duration>,
 
     /// How long before the end of the lease the command is asked to end; a third of the ttl
-    /// unless told, and at most
+    /// unless told, and at most (two ninths on ZooKeeper)
     #[arg(long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) grace: Option<Duration>,
 

@@ -12,7 +12,7 @@ use crate::args::{ElectArgs, JobArgs, ModeArgs, Patience, RunArgs};
 use crate::home::Home;
 use crate::link::{Link, Prepared, Signals};
 use crate::output::{Failure, complain};
-use crate::supervise::Watch;
+use crate::supervise::{Watch, longest_grace};
 use crate::sys;
 use crate::take::{Wish, take};
 use crate::terminal::Terminal;
@@ -25,7 +25,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 const USUAL_TTL: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Failure> {
-    check_grace(&args.job)?;
+    check_grace(&args.job, false)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
         let mut session = Session::open(prepared, home, &args.job).await?;
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Fail
 }
 
 pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, Failure> {
-    check_grace(&args.job)?;
+    check_grace(&args.job, false)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
         let mut session = Session::open(prepared, home, &args.job).await?;
@@ -89,12 +89,9 @@ fn ttl(job: &JobArgs) -> Duration {
     job.terms.ttl.unwrap_or(usual)
 }
 
-fn check_grace(job: &JobArgs) -> Result<(), Failure> {
-    check_grace_within(job, ttl(job) / 3, "a third")
-}
-
-fn check_grace_within(job: &JobArgs, longest: Duration, part: &str) -> Result<(), Failure> {
+fn check_grace(job: &JobArgs, by_session: bool) -> Result<(), Failure> {
     let ttl = ttl(job);
+    let (longest, part) = longest_grace(ttl, by_session);
     match job.grace {
         Some(grace) if grace > longest => Err(Failure::own(format!(
             "--grace {} is more than {part} of the ttl ({}); the lease would not be renewed \
@@ -140,12 +137,9 @@ impl Outcome {
 }
 
 impl Session {
-    /// Where a session is the lease, less of it is left when it is renewed; see `Watch::new`.
+    /// Again, now that it is known what a lease is here.
     fn check_grace(&self, job: &JobArgs) -> Result<(), Failure> {
-        match self.locks.capabilities().session {
-            Some(_) => check_grace_within(job, ttl(job) * 2 / 9, "two ninths"),
-            None => Ok(()),
-        }
+        check_grace(job, self.locks.capabilities().session.is_some())
     }
 
     async fn open(prepared: Prepared, home: &Home, job: &JobArgs) -> Result<Self, Failure> {

@@ -46,15 +46,20 @@ pub(crate) struct Seen {
     asked_to_end: bool,
 }
 
+/// The longest time before the end of a lease at which the command may be asked to end, and which
+/// part of the ttl that is. A third: that much is left when the next renewal is due, or the command
+/// is ended for no reason. Where a session is the lease, a renewal is good for two thirds of it only.
+pub(crate) fn longest_grace(ttl: Duration, by_session: bool) -> (Duration, &'static str) {
+    match by_session {
+        true => (ttl * 2 / 9, "two ninths"),
+        false => (ttl / 3, "a third"),
+    }
+}
+
 impl<'a> Watch<'a> {
     pub(crate) fn new(session: &'a mut Session, guard: &'a Guard, job: &JobArgs) -> Self {
         let ttl = guard.ttl();
-        // Where a session is the lease, a renewal is good for two thirds of it only; a third of
-        // that must be left when the next is due, or the command is ended for no reason.
-        let longest = match session.locks.capabilities().session {
-            Some(_) => ttl * 2 / 9,
-            None => ttl / 3,
-        };
+        let (longest, _) = longest_grace(ttl, session.locks.capabilities().session.is_some());
         let grace = job.grace.unwrap_or(longest).min(longest);
         Self { session, guard, ttl, grace, seen: Seen::default() }
     }
