@@ -3,33 +3,14 @@
 //! `cargo run --release -p lockset-models --example handoff_model -- deep [millions]` explores
 //! each until all states are seen, or as many millions: 40 unless told. A million takes up to
 //! 150 MB.
-#![allow(clippy::print_stdout, reason = "a tool that talks to a person")]
 
 use std::process::ExitCode;
-use std::time::Instant;
 
-use lockset_models::explorer::explore;
+use lockset_models::explorer::deep;
 use lockset_models::handoff_model::Scenario;
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let millions = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["deep"] => Some(40),
-        ["deep", millions] => millions.parse().ok(),
-        _ => None,
-    };
-    let Some(millions) = millions.map(|millions: usize| millions * 1_000_000) else {
-        println!("usage: handoff_model deep [millions of states]");
-        return ExitCode::FAILURE;
-    };
-    let mut broken = false;
-    for (what, scenario) in searches() {
-        let began = Instant::now();
-        let explored = explore(&scenario, millions);
-        println!("{what}: {explored} in {:.0?}", began.elapsed());
-        broken |= explored.found.is_some();
-    }
-    ExitCode::from(u8::from(broken))
+    deep("handoff_model", 40, searches())
 }
 
 /// From the small to the large.

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::fmt::{self, Debug, Display};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::process::ExitCode;
+use std::time::Instant;
 
 /// Something that can be explored: where it begins, and what may happen next.
 pub trait Model {
@@ -63,6 +65,30 @@ impl<Step: Display, Breach: Debug> Display for Explored<Step, Breach> {
         }
         Ok(())
     }
+}
+
+/// What an example does whose searches are too large for every day: `deep [millions]` explores each
+/// until all states are seen, or as many millions.
+#[allow(clippy::print_stdout, reason = "a tool that talks to a person")]
+pub fn deep<M: Model>(title: &str, usual: usize, searches: Vec<(&'static str, M)>) -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let millions = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["deep"] => Some(usual),
+        ["deep", millions] => millions.parse().ok(),
+        _ => None,
+    };
+    let Some(millions) = millions.map(|millions: usize| millions * 1_000_000) else {
+        println!("usage: {title} deep [millions of states]");
+        return ExitCode::FAILURE;
+    };
+    let mut broken = false;
+    for (what, model) in searches {
+        let began = Instant::now();
+        let explored = explore(&model, millions);
+        println!("{what}: {explored} in {:.0?}", began.elapsed());
+        broken |= explored.found.is_some();
+    }
+    ExitCode::from(u8::from(broken))
 }
 
 /// Searches until a promise is broken, all states are seen, or there are more than `most`.

@@ -4,11 +4,11 @@
 //! `cargo run --release -p lockset-models --example handoff_model -- deep`.
 #![allow(clippy::print_stdout, reason = "states explored are to be seen")]
 
+mod searches;
+
 use lockset_models::explorer::explore;
 use lockset_models::handoff_model::{Breach, Rule, Scenario};
-
-/// More than any of these searches needs.
-const MOST: usize = 8_000_000;
+use searches::{MOST, is_broken, is_sound};
 
 fn two() -> Scenario {
     Scenario::clients(2)
@@ -16,25 +16,6 @@ fn two() -> Scenario {
 
 fn three() -> Scenario {
     Scenario::clients(3)
-}
-
-/// Every state is reached, and no promise is broken in any.
-#[track_caller]
-fn is_sound(what: &str, scenario: &Scenario) {
-    let explored = explore(scenario, MOST);
-    println!("{what}: {explored}");
-    assert!(explored.found.is_none(), "{what}: {explored}");
-    assert!(explored.exhausted, "{what} is too large: {explored}");
-}
-
-/// The shortest way to a broken promise is this long, and breaks this one.
-#[track_caller]
-fn is_broken(scenario: &Scenario, breach: Breach, steps: usize) {
-    let explored = explore(scenario, MOST);
-    println!("{explored}");
-    let found = explored.found.as_ref().map(|(breach, way)| (*breach, way.len()));
-    let expected = Some((breach, steps));
-    assert_eq!(found, expected, "the shortest counterexample, and its steps: {explored}");
 }
 
 /// The last claim waits for so long while nobody alive holds, in the worst case, and not longer.

@@ -3,11 +3,10 @@
 //! A deeper search: `cargo run --release -p lockset-models --example redlock_model -- deep`.
 #![allow(clippy::print_stdout, reason = "states explored are to be seen")]
 
-use lockset_models::explorer::explore;
-use lockset_models::redlock_model::{Breach, Proposals, Restart, Rule, Scenario};
+mod searches;
 
-/// More than any of these searches needs.
-const MOST: usize = 8_000_000;
+use lockset_models::redlock_model::{Breach, Proposals, Restart, Rule, Scenario};
+use searches::{is_broken, is_sound};
 
 fn two() -> Scenario {
     Scenario::new(3, 2)
@@ -15,25 +14,6 @@ fn two() -> Scenario {
 
 fn three() -> Scenario {
     Scenario::new(3, 3)
-}
-
-/// Every state is reached, and no promise is broken in any.
-#[track_caller]
-fn is_sound(what: &str, scenario: &Scenario) {
-    let explored = explore(scenario, MOST);
-    println!("{what}: {explored}");
-    assert!(explored.found.is_none(), "{what}: {explored}");
-    assert!(explored.exhausted, "{what} is too large: {explored}");
-}
-
-/// The shortest way to a broken promise is this long, and breaks this one.
-#[track_caller]
-fn is_broken(scenario: &Scenario, breach: Breach, steps: usize) {
-    let explored = explore(scenario, MOST);
-    println!("{explored}");
-    let found = explored.found.as_ref().map(|(breach, way)| (*breach, way.len()));
-    let expected = Some((breach, steps));
-    assert_eq!(found, expected, "the shortest counterexample, and its steps: {explored}");
 }
 
 fn any(values: &[u8]) -> Proposals {
