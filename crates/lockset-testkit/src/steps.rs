@@ -3,11 +3,27 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lockset::{Error, Guard, LockState, Lockset, LossReason, State};
+use lockset::engine::Claim;
+use lockset::{ClaimId, Error, Guard, LockState, Lockset, LossReason, Mode, Note, State};
 use tokio::task::JoinHandle;
 
 /// How long a test waits for what must happen but has no bound of its own.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A fresh exclusive claim, as the front would make it.
+pub fn claim(name: &str, ttl: Duration) -> Claim {
+    Claim {
+        id: ClaimId::random(),
+        name: name.parse().unwrap(),
+        mode: Mode::Exclusive,
+        ttl,
+        fixed: false,
+        floor: None,
+        note: Note::default(),
+        detachable: false,
+        replicas: None,
+    }
+}
 
 /// A client whose locks have this ttl.
 pub async fn client(url: &str, ttl: Duration) -> Lockset {

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lockset::engine::{Claim, ClaimId};
-use lockset::{Guard, LockState, Lockset, Mode, Note, Terms};
+use lockset::engine::Claim;
+use lockset::{Guard, LockState, Lockset, Mode, Terms};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::form::Alone;
 use crate::stage::Stage;
+use crate::steps;
 
 /// The terms of the stage: its ttl, renewed.
 pub(crate) fn terms(stage: &dyn Stage) -> Terms {
@@ -27,17 +28,7 @@ pub(crate) fn lapse(stage: &dyn Stage) -> Duration {
 
 /// A fresh claim, as the front would make it.
 pub(crate) fn claim(stage: &dyn Stage, name: &str, mode: Mode) -> Claim {
-    Claim {
-        id: ClaimId::random(),
-        name: name.parse().unwrap(),
-        mode,
-        ttl: stage.ttl(),
-        fixed: false,
-        floor: None,
-        note: Note::default(),
-        detachable: false,
-        replicas: None,
-    }
+    Claim { mode, ..steps::claim(name, stage.ttl()) }
 }
 
 /// What `future` answers, which it does within `limit` or the law is broken.

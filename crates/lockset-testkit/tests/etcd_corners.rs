@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use lockset::engine::etcd::{Etcd, EtcdOptions};
 use lockset::engine::{Claim, Engine, Mode, Wait};
-use lockset::{ClaimId, Lockset, Note, State, Terms};
+use lockset::{Lockset, State, Terms};
 use lockset_testkit::stage::EtcdServers;
 use lockset_testkit::steps::{self, is_free, lock, served, until, waiter, within};
 
@@ -24,17 +24,7 @@ async fn engine(server: &EtcdServers) -> Etcd {
 }
 
 fn claim(name: &str) -> Claim {
-    Claim {
-        id: ClaimId::random(),
-        name: name.parse().unwrap(),
-        mode: Mode::Exclusive,
-        ttl: TTL,
-        fixed: false,
-        floor: None,
-        note: Note::default(),
-        detachable: false,
-        replicas: None,
-    }
+    steps::claim(name, TTL)
 }
 
 /// They lie on one lease, which for others is one owner.

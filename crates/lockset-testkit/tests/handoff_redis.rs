@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use lockset::engine::redis::{Redis, RedisOptions};
 use lockset::engine::{Claim, ClaimId, Engine, Grant, Wait};
-use lockset::{Error, Mode, Name, Note, Token};
+use lockset::{Error, Name, Token};
 use lockset_models::handoff_model::{
     self as model, Answer, Id, Leases, Rule, Rules, Script, Server,
 };
 use lockset_testkit::stage::RedisServer;
+use lockset_testkit::steps::claim;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tokio::task::JoinHandle;
@@ -194,17 +195,7 @@ impl Play {
     }
 
     fn enter(&mut self, engine: usize) -> Id {
-        let claim = Claim {
-            id: ClaimId::random(),
-            name: self.name.clone(),
-            mode: Mode::Exclusive,
-            ttl: TTL,
-            fixed: false,
-            floor: None,
-            note: Note::default(),
-            detachable: false,
-            replicas: None,
-        };
+        let claim = claim(self.name.as_str(), TTL);
         let (waiting, grant) = (None, None);
         let (token, withdrawn, dead) = (0, false, false);
         self.actors.push(Actor { claim, engine, waiting, grant, token, withdrawn, dead });

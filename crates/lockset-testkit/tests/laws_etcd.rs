@@ -1,8 +1,14 @@
 //! The laws on one etcd server, each with a prefix of its own.
 
 #[macro_use]
-mod etcd_laws;
+mod server_laws;
 
 use lockset_testkit::stage::EtcdStage;
 
-laws_of_etcd!(etcd, EtcdStage::start);
+// Its tokens are revisions of the store.
+laws_of_servers!(
+    etcd,
+    EtcdStage::start,
+    and: [a_cut_session_is_told],
+    not: [a_given_floor_is_exact, raising_lifts_the_fence_and_refuses_to_lower_it]
+);

@@ -1,8 +1,13 @@
 //! The laws on a Redis server of their own, one for each law.
 
 #[macro_use]
-mod redis_laws;
+mod server_laws;
 
 use lockset_testkit::stage::RedisStage;
 
-laws_of_redis!(redis, RedisStage, link: [a_cut_session_is_told], no_link: []);
+laws_of_servers!(
+    redis,
+    RedisStage::start,
+    and: [a_given_floor_is_exact, raising_lifts_the_fence_and_refuses_to_lower_it, a_cut_session_is_told],
+    not: []
+);

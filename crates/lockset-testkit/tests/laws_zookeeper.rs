@@ -1,8 +1,14 @@
 //! The laws on one ZooKeeper server, which many laws use one after the other.
 
 #[macro_use]
-mod zookeeper_laws;
+mod server_laws;
 
 use lockset_testkit::stage::ZooKeeperStage;
 
-laws_of_zookeeper!(zookeeper, ZooKeeperStage);
+// Its tokens are transactions of the servers.
+laws_of_servers!(
+    zookeeper,
+    ZooKeeperStage::start,
+    and: [a_cut_session_is_told],
+    not: [a_given_floor_is_exact, raising_lifts_the_fence_and_refuses_to_lower_it]
+);

@@ -1,8 +1,14 @@
 //! The laws on an ensemble of three ZooKeeper servers, which many laws use one after the other.
 
 #[macro_use]
-mod zookeeper_laws;
+mod server_laws;
 
 use lockset_testkit::stage::ZooKeeperEnsembleStage;
 
-laws_of_zookeeper!(zookeeper_ensemble, ZooKeeperEnsembleStage);
+// Its tokens are transactions of the servers.
+laws_of_servers!(
+    zookeeper_ensemble,
+    ZooKeeperEnsembleStage::start,
+    and: [a_cut_session_is_told],
+    not: [a_given_floor_is_exact, raising_lifts_the_fence_and_refuses_to_lower_it]
+);

@@ -6,25 +6,16 @@ use std::time::{Duration, Instant};
 
 use lockset::clock::Clock;
 use lockset::engine::redis::{Redis, RedisOptions};
-use lockset::engine::{Amend, Claim, Engine, Mode, Wait};
-use lockset::{Break, ClaimId, Error, LossReason, Note, Token};
+use lockset::engine::{Amend, Claim, Engine, Wait};
+use lockset::{Break, Error, LossReason, Token};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{RedisCluster, RedisServer};
+use lockset_testkit::steps;
 
 const TTL: Duration = Duration::from_secs(30);
 
 fn claim(name: &str) -> Claim {
-    Claim {
-        id: ClaimId::random(),
-        name: name.parse().unwrap(),
-        mode: Mode::Exclusive,
-        ttl: TTL,
-        fixed: false,
-        floor: None,
-        note: Note::default(),
-        detachable: false,
-        replicas: None,
-    }
+    steps::claim(name, TTL)
 }
 
 async fn engine(url: &str) -> Redis {

@@ -1,17 +1,17 @@
 //! A quorum of real Redis servers of which some end, freeze, forget, or tell the wrong time.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use lockset::clock::Clock;
-use lockset::engine::redis::{Redis, RedisOptions};
-use lockset::engine::redlock::{Redlock, RedlockOptions};
-use lockset::engine::{Claim, ClaimId, Engine, Mode, Wait};
-use lockset::{Lockset, LossReason, Note, State, Terms, Token};
+use lockset::engine::{Engine, Wait};
+use lockset::{Lockset, LossReason, State, Terms, Token};
 use lockset_testkit::crowd::Crowd;
+use lockset_testkit::log::Log;
 use lockset_testkit::stage::{DURABLE, RedisServer, RedlockNodes, Skew};
-use lockset_testkit::steps::{assert_told, client, lock, lost, served, until, waiter, within};
+use lockset_testkit::steps::{
+    assert_told, claim, client, lock, lost, served, until, waiter, within,
+};
 use rustix::process::Signal;
 
 const TTL: Duration = Duration::from_secs(3);
@@ -244,7 +244,7 @@ impl Register {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_write_of_a_paused_client_is_refused_by_the_resource() {
     let servers = five();
-    let paused = engine(&servers).await;
+    let paused = servers.engine().await;
     let claim = claim("paused", Duration::from_secs(1));
     // No keeper renews it: to the servers that is a client that stopped.
     let stale = paused.acquire(&claim, Wait::No).await.unwrap().unwrap();
@@ -339,64 +339,19 @@ fn settings_that_break_a_promise_are_warned_of() {
     let risky = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     let mut servers = RedlockNodes::start(3, DURABLE);
     servers.nodes.push(RedisServer::start_with(&[DURABLE, &risky].concat()));
-    let said = Arc::<Mutex<Vec<u8>>>::default();
+    let said = Log::default();
     let writer = said.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(move || Said(writer.clone()))
-        .with_ansi(false)
-        .finish();
+    let subscriber =
+        tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
     // On one thread, because the subscriber is that of the thread.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tracing::subscriber::with_default(subscriber, || {
         runtime.block_on(async {
-            let mut nodes = Vec::<Arc<dyn Engine>>::new();
-            for node in &servers.nodes {
-                let options = RedisOptions { url: node.url(), ..RedisOptions::default() };
-                nodes.push(Arc::new(Redis::connect(options).await.unwrap()));
-            }
-            let redlock = Redlock::over(nodes, RedlockOptions::default(), Clock::boot()).unwrap();
-            redlock.check().await.unwrap();
+            servers.engine().await.check().await.unwrap();
         });
     });
-    let said = String::from_utf8(said.lock().unwrap().clone()).unwrap();
+    let said = said.text();
     assert!(said.contains("even number"), "{said}");
     assert!(said.contains("allkeys-lru"), "{said}");
     assert_eq!(said.matches("WARN").count(), 2, "nothing else is wrong: {said}");
-}
-
-/// Where warnings are written to.
-struct Said(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Said {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-async fn engine(servers: &RedlockNodes) -> Redlock {
-    let mut nodes = Vec::<Arc<dyn Engine>>::new();
-    for node in &servers.nodes {
-        let options = RedisOptions { url: node.url(), ..RedisOptions::default() };
-        nodes.push(Arc::new(Redis::connect(options).await.unwrap()));
-    }
-    Redlock::over(nodes, RedlockOptions::default(), Clock::boot()).unwrap()
-}
-
-fn claim(name: &str, ttl: Duration) -> Claim {
-    Claim {
-        id: ClaimId::random(),
-        name: name.parse().unwrap(),
-        mode: Mode::Exclusive,
-        ttl,
-        fixed: false,
-        floor: None,
-        note: Note::default(),
-        detachable: false,
-        replicas: None,
-    }
 }

@@ -37,6 +37,16 @@ impl RedlockNodes {
         format!("redlock://{}", hosts.join(","))
     }
 
+    /// The engine of a fresh connection to each.
+    pub async fn engine(&self) -> Redlock {
+        let mut nodes = Vec::<Arc<dyn Engine>>::new();
+        for node in &self.nodes {
+            let options = RedisOptions { url: node.url(), ..RedisOptions::default() };
+            nodes.push(Arc::new(Redis::connect(options).await.unwrap()));
+        }
+        Redlock::over(nodes, RedlockOptions::default(), Clock::boot()).unwrap()
+    }
+
     /// Sends a signal to these servers.
     pub fn signal(&self, nodes: &[usize], signal: Signal) {
         nodes.iter().for_each(|node| self.nodes[*node].signal(signal));
@@ -76,12 +86,7 @@ impl Stage for RedlockStage {
     }
 
     async fn engine(&self) -> Arc<dyn Engine> {
-        let mut nodes = Vec::<Arc<dyn Engine>>::new();
-        for node in &self.servers.nodes {
-            let options = RedisOptions { url: node.url(), ..RedisOptions::default() };
-            nodes.push(Arc::new(Redis::connect(options).await.unwrap()));
-        }
-        Arc::new(Redlock::over(nodes, RedlockOptions::default(), self.clock()).unwrap())
+        Arc::new(self.servers.engine().await)
     }
 
     async fn elsewhere(&self) -> Lockset {

@@ -1,11 +1,12 @@
-//! The laws that the etcd engine obeys, on one server and on a cluster.
+//! The laws that all engines behind one kind of server obey, however the servers belong together.
+//! Those that some of them refuse are named where they are used, on one side or the other.
 
-macro_rules! laws_of_etcd {
-    ($suite:ident, $start:path) => {
+macro_rules! laws_of_servers {
+    ($suite:ident, $start:expr, and: [$($more:ident),*], not: [$($less:ident),*]) => {
         lockset_testkit::suite! {
             $suite;
             time: Real;
-            stage: $start(env!("CARGO_BIN_EXE_actor"));
+            stage: ($start)(env!("CARGO_BIN_EXE_actor"));
             obeys: [
                 names_are_independent,
                 many_may_come_to_a_fresh_home_at_once,
@@ -24,7 +25,7 @@ macro_rules! laws_of_etcd {
                 a_notes_change_is_seen,
                 a_stopped_process_knows_that_it_lost,
                 kept_guards_survive_a_blocked_runtime,
-                a_cut_session_is_told,
+                $($more,)*
             ];
             obeys_in_every_form: [
                 two_claims_never_hold_at_once,
@@ -58,9 +59,7 @@ macro_rules! laws_of_etcd {
                 a_killed_holder_process_is_succeeded,
             ];
             refuses: [
-                // Its tokens are revisions of the store.
-                a_given_floor_is_exact,
-                raising_lifts_the_fence_and_refuses_to_lower_it,
+                $($less,)*
                 // It has all modes.
                 a_refused_mode_is_refused_not_hung,
             ];
