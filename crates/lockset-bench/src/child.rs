@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::poll;
 use lockset::Lockset;
+use rslock::LockManager;
 use tokio::sync::mpsc;
 
 use crate::redlock;
@@ -91,43 +92,43 @@ pub(crate) fn obey(url: &str) {
     runtime.block_on(obey_each(url, heard));
 }
 
-async fn obey_each(url: &str, mut orders: mpsc::UnboundedReceiver<String>) {
-    if let Some(url) = url.strip_prefix(redlock::RSLOCK) {
-        return obey_by_rslock(url, orders).await;
+/// Whose locks a child takes.
+enum Locks {
+    Ours(Lockset),
+    Rslock(LockManager),
+}
+
+impl Locks {
+    async fn at(url: &str) -> Self {
+        match url.strip_prefix(redlock::RSLOCK) {
+            Some(url) => Self::Rslock(redlock::rslock_at(url)),
+            None => Self::Ours(Lockset::connect(url).await.unwrap()),
+        }
     }
-    let locks = Lockset::connect(url).await.unwrap();
-    let mut stamps = Vec::new();
-    println!("ready");
-    while let Some(line) = orders.recv().await {
-        let words: Vec<&str> = line.split(' ').collect();
-        match words.as_slice() {
-            ["take", name, waiters, each] => {
-                let (waiters, each) = (waiters.parse().unwrap(), each.parse().unwrap());
-                stamps = take(&locks, name, waiters, each).await;
-            }
-            ["show"] => show(&stamps),
-            ["wait", prefix, names, tasks] => {
-                wait(&locks, prefix, names.parse().unwrap(), tasks.parse().unwrap()).await;
-            }
-            other => panic!("no such order: {other:?}"),
+
+    async fn take(&self, name: &str, waiters: usize, each: usize) -> Vec<Stamp> {
+        match self {
+            Self::Ours(locks) => take(locks, name, waiters, each).await,
+            Self::Rslock(locks) => redlock::contend_by_rslock(locks, name, waiters, each).await,
         }
     }
 }
 
-/// The same with somebody else's locks.
-async fn obey_by_rslock(url: &str, mut orders: mpsc::UnboundedReceiver<String>) {
-    let locks = redlock::rslock_at(url);
+async fn obey_each(url: &str, mut orders: mpsc::UnboundedReceiver<String>) {
+    let locks = Locks::at(url).await;
     let mut stamps = Vec::new();
     println!("ready");
     while let Some(line) = orders.recv().await {
         let words: Vec<&str> = line.split(' ').collect();
-        match words.as_slice() {
-            ["take", name, waiters, each] => {
-                let (waiters, each) = (waiters.parse().unwrap(), each.parse().unwrap());
-                stamps = redlock::contend_by_rslock(&locks, name, waiters, each).await;
+        match (words.as_slice(), &locks) {
+            (["take", name, waiters, each], locks) => {
+                stamps = locks.take(name, waiters.parse().unwrap(), each.parse().unwrap()).await;
             }
-            ["show"] => show(&stamps),
-            other => panic!("no such order: {other:?}"),
+            (["show"], _) => show(&stamps),
+            (["wait", prefix, names, tasks], Locks::Ours(locks)) => {
+                wait(locks, prefix, names.parse().unwrap(), tasks.parse().unwrap()).await;
+            }
+            (other, _) => panic!("no such order: {other:?}"),
         }
     }
 }

@@ -36,7 +36,7 @@ mod zookeeper;
 
 use std::process::ExitCode;
 
-use measure::Pace;
+use measure::{Order, Pace};
 use server::Server;
 use table::Table;
 
@@ -86,12 +86,8 @@ fn usage() -> String {
 }
 
 fn redis(args: &[&str]) -> ExitCode {
-    let pace = Pace { quick: args.contains(&"--quick") };
-    let wanted: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--quick").collect();
-    let sections: Vec<&Section> = SECTIONS
-        .iter()
-        .filter(|one| wanted.is_empty() || wanted.iter().any(|part| one.name.contains(part)))
-        .collect();
+    let order = Order::read(args);
+    let sections: Vec<&Section> = SECTIONS.iter().filter(|one| order.wants(one.name)).collect();
     if sections.is_empty() {
         eprintln!("{}", usage());
         return ExitCode::FAILURE;
@@ -102,7 +98,7 @@ fn redis(args: &[&str]) -> ExitCode {
     for section in sections {
         eprintln!("measuring: {}", section.name);
         // A server of its own, so that no section sees what another left behind.
-        (section.measure)(&Server::start(), pace, &mut table);
+        (section.measure)(&Server::start(), order.pace, &mut table);
     }
     println!("-- redis (everything on core {core})");
     println!("{table}");

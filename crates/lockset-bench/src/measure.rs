@@ -21,6 +21,25 @@ impl Pace {
     }
 }
 
+/// What a person asked for: how thoroughly, and which rows.
+#[derive(Debug)]
+pub(crate) struct Order<'a> {
+    pub(crate) pace: Pace,
+    rows: Vec<&'a str>,
+}
+
+impl<'a> Order<'a> {
+    pub(crate) fn read(args: &[&'a str]) -> Self {
+        let pace = Pace { quick: args.contains(&"--quick") };
+        Self { pace, rows: args.iter().copied().filter(|arg| *arg != "--quick").collect() }
+    }
+
+    /// Whether the rows of this name are wanted.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        self.rows.is_empty() || self.rows.iter().any(|part| name.contains(part))
+    }
+}
+
 /// The middle value.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     percentile(values, 0.5)

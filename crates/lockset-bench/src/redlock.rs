@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::child::Child;
-use crate::measure::{Pace, median, median_ratio, now, rotated};
+use crate::measure::{Order, Pace, median, median_ratio, now, rotated};
 use crate::server;
 use crate::table::{Table, Target, micros, per_second};
 use crate::turns::{Run, Stamp};
@@ -33,9 +33,8 @@ const CONTENDERS: usize = 16;
 const GRANTS: usize = 320;
 
 pub(crate) fn run(args: &[&str]) -> ExitCode {
-    let pace = Pace { quick: args.contains(&"--quick") };
-    let wanted: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--quick").collect();
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part));
+    let order = Order::read(args);
+    let pace = order.pace;
     // Before any thread or process is started: all of them inherit it.
     let core = server::pin_to_one_core();
     let field = Field::new();
@@ -47,7 +46,7 @@ pub(crate) fn run(args: &[&str]) -> ExitCode {
         ("a frozen node", Field::frozen),
         ("16 contenders", Field::contenders),
     ];
-    for (name, measure) in rows.into_iter().filter(|(name, _)| is_wanted(name)) {
+    for (name, measure) in rows.into_iter().filter(|(name, _)| order.wants(name)) {
         eprintln!("measuring: {name}");
         measure(&field, pace, &mut table);
     }

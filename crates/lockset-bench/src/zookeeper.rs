@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 use zookeeper_client::{Acls, Client, CreateMode, LockOptions, LockPrefix};
 
 use crate::contest::{Contender, Hand, Hold, Ours, Slices, Writer, cycles, drain};
-use crate::measure::{Pace, median, median_ratio, now, rotated};
+use crate::measure::{Order, Pace, median, median_ratio, now, rotated};
 use crate::table::{Table, Target, micros, per_second};
 use crate::turns::Stamp;
 
@@ -27,22 +27,21 @@ const DRAINS: usize = 16;
 const SESSION: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(args: &[&str]) -> ExitCode {
-    let pace = Pace { quick: args.contains(&"--quick") };
-    let wanted: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--quick").collect();
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part));
+    let order = Order::read(args);
+    let pace = order.pace;
     let mut table = Table::default();
     let field = Field::new();
     for (name, tasks, least) in [("one task", 1, 1.15), ("64 tasks", 64, 1.1)] {
-        if is_wanted(name) {
+        if order.wants(name) {
             eprintln!("measuring: {name}");
             field.cycles(name, tasks, pace, Target::AtLeast(least), &mut table);
         }
     }
-    if is_wanted("hand-off") {
+    if order.wants("hand-off") {
         eprintln!("measuring: hand-off");
         field.hand_off(pace, &mut table);
     }
-    if is_wanted("1,000 waiters") {
+    if order.wants("1,000 waiters") {
         eprintln!("measuring: 1,000 waiters");
         field.thousand(pace, &mut table);
     }
