@@ -102,6 +102,7 @@ impl Locks {
     async fn at(url: &str) -> Self {
         match url.strip_prefix(redlock::RSLOCK) {
             Some(url) => Self::Rslock(redlock::rslock_at(url)),
+            None if url.starts_with("redlock:") => Self::Ours(redlock::ours_at(url).await),
             None => Self::Ours(Lockset::connect(url).await.unwrap()),
         }
     }

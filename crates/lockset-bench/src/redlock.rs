@@ -73,7 +73,7 @@ impl Field {
         let url = format!("{}?max_ttl={}s", servers.url(), TTL.as_secs());
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         std::thread::sleep(TTL + Duration::from_secs(1));
-        let ours = runtime.block_on(Lockset::builder(&url).ttl(TTL).connect()).unwrap();
+        let ours = runtime.block_on(ours_at(&url));
         let rslock = rslock(&servers);
         Self { servers, url, runtime, ours, rslock }
     }
@@ -212,6 +212,10 @@ fn contend(children: &mut [Child], grants: usize) -> f64 {
 
 /// How the URL of a child begins that is to use rslock.
 pub(crate) const RSLOCK: &str = "rslock+";
+
+pub(crate) async fn ours_at(url: &str) -> Lockset {
+    Lockset::builder(url).ttl(TTL).connect().await.unwrap()
+}
 
 /// The crate rslock on the nodes of this URL.
 pub(crate) fn rslock_at(url: &str) -> LockManager {

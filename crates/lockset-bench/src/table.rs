@@ -32,7 +32,10 @@ impl Table {
         ratio: f64,
         target: Target,
     ) {
-        self.0.push(Row { work: work.into(), ours: ours.into(), ratio, target });
+        let row = Row { work: work.into(), ours: ours.into(), ratio, target };
+        // What was measured is seen even if a later row fails.
+        eprintln!("  {}", row.cells().join(" | "));
+        self.0.push(row);
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) struct Seen {
 
 /// The longest time before the end of a lease at which the command may be asked to end, and which
 /// part of the ttl that is. A third: that much is left when the next renewal is due, or the command
-/// is ended for no reason. Where a session is the lease, a renewal is good for two thirds of it only.
+/// is ended for no reason. Where a session is the lease, a renewal is good for two thirds of it.
 pub(crate) fn longest_grace(ttl: Duration, by_session: bool) -> (Duration, &'static str) {
     match by_session {
         true => (ttl * 2 / 9, "two ninths"),

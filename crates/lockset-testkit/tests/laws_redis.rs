@@ -8,6 +8,10 @@ use lockset_testkit::stage::RedisStage;
 laws_of_servers!(
     redis,
     RedisStage::start,
-    and: [a_given_floor_is_exact, raising_lifts_the_fence_and_refuses_to_lower_it, a_cut_session_is_told],
+    and: [
+        a_given_floor_is_exact,
+        raising_lifts_the_fence_and_refuses_to_lower_it,
+        a_cut_session_is_told,
+    ],
     not: []
 );
