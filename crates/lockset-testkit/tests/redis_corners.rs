@@ -178,6 +178,59 @@ async fn one_marked_name_does_not_cost_a_crowd_its_speed() {
 }
 
 /// Somebody else's lock whose value is empty.
+/// Alone and in a crowd, above what the fence says and below it.
+#[tokio::test]
+async fn floors_are_exact_also_for_those_who_travel_together() {
+    let server = RedisServer::start();
+    let redis = engine(&server.url()).await;
+    let far = Token::new(1 << 52);
+    for round in [1, 2] {
+        let claims: Vec<Claim> = (0..8_u64)
+            .map(|place| {
+                let floor = Some(Token::new(far.get() + place)).filter(|_| place % 4 != 3);
+                Claim { floor, ..claim(&format!("n{place}")) }
+            })
+            .collect();
+        let asked = claims.iter().map(|claim| redis.acquire(claim, Wait::No));
+        let grants = futures_util::future::join_all(asked).await;
+        for (claim, grant) in claims.iter().zip(grants) {
+            let grant = grant.unwrap().unwrap();
+            match claim.floor {
+                Some(floor) if round == 1 => assert_eq!(grant.token, floor),
+                Some(floor) => assert_eq!(grant.token.get(), floor.get() + 1),
+                None => assert!(grant.token < far, "{}", grant.token),
+            }
+            redis.release(claim, &grant, None).await.unwrap();
+        }
+    }
+}
+
+/// A claim was withdrawn on this name: others are not slower for it, and it is still refused.
+#[tokio::test]
+async fn a_mark_concerns_its_claim_only() {
+    let server = RedisServer::start();
+    let redis = engine(&server.url()).await;
+    let (first, withdrawn, other) = (claim("n"), claim("n"), claim("n"));
+    // The first of a name finds no fence.
+    let grant = redis.acquire(&first, Wait::No).await.unwrap().unwrap();
+    redis.release(&first, &grant, None).await.unwrap();
+    redis.withdraw(&withdrawn).await.unwrap();
+    let grant = redis.acquire(&other, Wait::No).await.unwrap().unwrap();
+    let value = server.ask(&["GET", "lockset:n"]);
+    assert!(value.starts_with(&format!("{}::", other.id)), "not the usual way: {value}");
+    redis.release(&other, &grant, None).await.unwrap();
+    let refused = engine(&server.url()).await.acquire(&withdrawn, Wait::No).await;
+    assert!(matches!(refused, Err(Error::NotHeld { .. })), "{refused:?}");
+    // Together with others it is refused too.
+    let (first, free, late) = (claim("a"), claim("b"), engine(&server.url()).await);
+    let (_, _, refused) = tokio::join!(
+        late.acquire(&first, Wait::No),
+        late.acquire(&free, Wait::No),
+        late.acquire(&withdrawn, Wait::No),
+    );
+    assert!(matches!(refused, Err(Error::NotHeld { .. })), "{refused:?}");
+}
+
 #[tokio::test]
 async fn a_foreign_lock_with_an_empty_value_is_not_deleted() {
     let server = RedisServer::start();

@@ -3,7 +3,8 @@
 -- KEYS: the locks to give back, those to take; the fences of those to take, and their queues.
 -- ARGV: the server's time when the connection was made; how many are given back, how many taken,
 -- how many of those to take (the first) are taken only if the one of the same place was given back;
--- the ttl; the values of those to give back, and of those to take.
+-- the ttl; the values of those to give back, and of those to take; the floors of those to take
+-- whose callers have their own ('' if not), or nothing if none has.
 -- One answer each: given back 1, taken its token, or nothing: to be asked for alone.
 local floor, given, taken, both = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]),
   tonumber(ARGV[4])
@@ -22,13 +23,23 @@ if given > 0 then
 end
 if taken == 0 then return answers end
 local nobody_waits = redis.call('EXISTS', unpack(KEYS, all + taken + 1)) == 0
+-- As in `take.lua`; the value begins with the id.
+local function nobody_waits_for(queue, value)
+  local line = redis.call('ZRANGE', queue, 0, 1)
+  return #line == 0 or (#line == 1 and line[1] == '!' and redis.call('EXISTS',
+    string.sub(queue, 1, -6) .. 'mark:' .. string.match(value, '^%x+')) == 0)
+end
 for i = given + 1, all do
   local may = (i > given + both or answers[i - given])
-    and (nobody_waits or redis.call('EXISTS', KEYS[2 * taken + i]) == 0)
+    and (nobody_waits or nobody_waits_for(KEYS[2 * taken + i], ARGV[5 + i]))
   local set = may and redis.pcall('SET', KEYS[i], ARGV[5 + i], 'NX', 'PX', ARGV[5])
   if set and set.ok then
-    local token = redis.pcall('INCR', KEYS[taken + i])
-    if type(token) == 'number' and token < floor then
+    local token, own = redis.pcall('INCR', KEYS[taken + i]), ARGV[5 + taken + i]
+    local exact = own and tonumber(own)
+    if exact and type(token) == 'number' then
+      redis.call('SET', KEYS[taken + i], token > exact and string.format('%.0f', token) or own)
+      token = math.max(token, exact)
+    elseif type(token) == 'number' and token < floor then
       -- A fence below the time of the connection was lost or never was: see `next_number`.
       local time = redis.call('TIME')
       token = math.max(floor, time[1] * 1000000 + time[2])

@@ -74,7 +74,7 @@ impl Request {
 impl Claim {
     /// What the usual case can take.
     fn is_plain(&self) -> bool {
-        self.mode == Mode::Exclusive && self.floor.is_none()
+        self.mode == Mode::Exclusive
     }
 }
 
@@ -221,6 +221,10 @@ impl Up {
             command.arg(self.value(&mut text, claim.id, claim.ttl, note));
             command.arg(claim.ttl.as_millis() as u64).arg(self.floor).arg(claim.id.to_string());
             command.arg(keys::written(claim, self.floor, &self.inbox)).arg(u8::from(*waits));
+            // One that also gives back has none.
+            if let (Some(floor), None) = (claim.floor, &request.give) {
+                command.arg(floor.get());
+            }
         }
         if let Some(Give { id, token, ttl, note }) = &request.give {
             command.arg(self.value(&mut text, *id, *ttl, note.as_ref()));
@@ -284,6 +288,12 @@ impl Up {
         for (_, Take { waiter, .. }) in takes() {
             let Claim { id, ttl, note, .. } = &waiter.claim;
             command.arg(self.value(&mut text, *id, *ttl, Some(note)));
+        }
+        if takes().any(|(_, take)| take.waiter.claim.floor.is_some()) {
+            for (_, take) in takes() {
+                let own = take.waiter.claim.floor.map(|floor| floor.to_string());
+                command.arg(own.unwrap_or_default());
+            }
         }
         command
     }
