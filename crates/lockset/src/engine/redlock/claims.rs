@@ -137,8 +137,9 @@ impl Core {
             return;
         }
         let (core, attempt) = (self.clone(), attempt.clone());
-        // Whoever ends the attempt looks after what is asked for.
-        let owed = Owed::new(self, &attempt, |_| false);
+        let is_asked = |at: &At| *at == At::Asked;
+        let nodes = attempt.state().those(is_asked);
+        let owed = Owed::new(self, &attempt, nodes, is_asked);
         self.nodes.beside_the_caller(async move {
             while let Some((node, answer)) = errands.next().await {
                 core.note_late(&attempt, node, answer).await;
@@ -211,7 +212,8 @@ impl Core {
         attempt.state().end();
         self.forget(attempt);
         let something = |at: &At| !matches!(at, At::Nothing | At::Refused);
-        let _owed = Owed::new(self, attempt, something);
+        let nodes = attempt.state().those(something);
+        let _owed = Owed::new(self, attempt, nodes, something);
         let timeout = self.node_timeout(attempt.claim.ttl);
         // Mostly the last answers are about to come, and say that there is nothing to give back.
         let limit = self.clock.now() + timeout / 4;

@@ -205,16 +205,19 @@ impl Core {
     pub(super) async fn release(self: &Arc<Self>, claim: &Claim, grant: &Grant) -> Result<()> {
         let not_held = || Error::NotHeld { name: claim.name.clone() };
         let (attempt, _) = self.holding(claim, grant).ok_or_else(not_held)?;
-        attempt.state().end();
-        self.forget(&attempt);
-        let owed = Owed::new(self, &attempt, |at| matches!(at, At::Granted(_)));
-        let (granted, others) = {
-            let state = attempt.state();
+        // What is still asked for is given back by whoever waits for the answer: it is mostly about
+        // to come, and to give back what is known costs the node less than to withdraw.
+        let (granted, unknown, owed) = {
+            let mut state = attempt.state();
+            state.end();
             let granted = state.granted().map(|(node, grant)| (node, grant.clone()));
-            let others = state.those(|at| matches!(at, At::Unknown | At::Asked));
-            (granted.collect::<Vec<_>>(), others)
+            let granted: Vec<_> = granted.collect();
+            let nodes = granted.iter().map(|(node, _)| *node).collect();
+            let owed = Owed::new(self, &attempt, nodes, |at| matches!(at, At::Granted(_)));
+            (granted, state.those(|at| *at == At::Unknown), owed)
         };
-        others.into_iter().for_each(|node| self.take_back_later(&attempt, node));
+        self.forget(&attempt);
+        unknown.into_iter().for_each(|node| self.take_back_later(&attempt, node));
         let mut answers: FuturesUnordered<_> = granted
             .into_iter()
             .map(|(node, grant)| {
@@ -435,15 +438,22 @@ impl Core {
 pub(super) struct Owed {
     core: Arc<Core>,
     attempt: Arc<Attempt>,
-    /// What it is to give back, of an attempt that is over; others may look after the rest.
+    /// What it is to give back, of an attempt that is over: at these nodes, if it stands like this
+    /// there. Others may look after the rest.
+    nodes: Vec<usize>,
     which: fn(&At) -> bool,
     _owing: Owing,
 }
 
 impl Owed {
-    pub(super) fn new(core: &Arc<Core>, attempt: &Arc<Attempt>, which: fn(&At) -> bool) -> Self {
+    pub(super) fn new(
+        core: &Arc<Core>,
+        attempt: &Arc<Attempt>,
+        nodes: Vec<usize>,
+        which: fn(&At) -> bool,
+    ) -> Self {
         let owing = Owing::one_more(core);
-        Self { core: core.clone(), attempt: attempt.clone(), which, _owing: owing }
+        Self { core: core.clone(), attempt: attempt.clone(), nodes, which, _owing: owing }
     }
 }
 
@@ -451,15 +461,16 @@ impl Drop for Owed {
     fn drop(&mut self) {
         let left = {
             let mut state = self.attempt.state();
-            let asked = state.those(|at| *at == At::Asked);
+            let mut left = std::mem::take(&mut self.nodes);
+            left.retain(|node| (self.which)(state.at(*node)));
             match state.fate() {
                 Fate::Open => Vec::new(),
                 // The next renewal asks again.
                 Fate::Held(_) => {
-                    asked.into_iter().for_each(|node| state.set(node, At::Unknown));
+                    left.into_iter().for_each(|node| state.set(node, At::Unknown));
                     Vec::new()
                 }
-                Fate::Over => state.those(self.which),
+                Fate::Over => left,
             }
         };
         left.into_iter().for_each(|node| self.core.take_back_later(&self.attempt, node));
