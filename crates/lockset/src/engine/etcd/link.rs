@@ -4,9 +4,11 @@
 //! answer may have been executed: that is [`Failed::unknown`], and whoever sent it finds out by
 //! the claim's id.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use tokio::runtime::{self, Handle};
 use tokio::sync::watch;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
@@ -37,16 +39,32 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// The longest answer that is read: a list of some hundred thousand claims.
 const LONGEST_ANSWER: usize = 64 << 20;
 
+/// A runtime that asks so often gets connections of its own.
+const WORTH_A_CONNECTION: u32 = 32;
+/// More runtimes than these have hardly connections at once; then all are made anew.
+const MOST_BESIDE: usize = 16;
+
 /// The servers, and which of them is spoken to.
 #[derive(Debug)]
 pub(super) struct Link {
     servers: Servers,
+    /// One for each server, on the client's own runtime.
     channels: Vec<Channel>,
+    home: runtime::Id,
+    beside: Mutex<HashMap<runtime::Id, Beside>>,
     /// Grows when another server is to be asked; modulo their number it says which.
     turn: watch::Sender<usize>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
     login: tokio::sync::Mutex<()>,
     clock: Clock,
+}
+
+/// What a caller's own runtime has.
+#[derive(Debug)]
+enum Beside {
+    /// So many requests were made from there.
+    NotYet(u32),
+    Open(Vec<Channel>),
 }
 
 /// Why there is no answer to go by.
@@ -130,6 +148,8 @@ impl Link {
         Self {
             servers,
             channels,
+            home: Handle::current().id(),
+            beside: Mutex::default(),
             turn: watch::Sender::new(0),
             token: Mutex::default(),
             login: tokio::sync::Mutex::default(),
@@ -321,17 +341,17 @@ impl Link {
         F: Future<Output = Result<T, Status>>,
     {
         let turn = *self.turn.borrow();
-        let Some(channel) = self.channels.get(turn % self.channels.len()) else {
+        let Some(channel) = self.nearest(turn) else {
             return Err(refused(failed("no server is named".to_owned(), false)));
         };
         let left = give_up.since(self.clock.now());
         let asked = async {
-            let token = match self.token(channel).await {
+            let token = match self.token(&channel).await {
                 Ok(token) => token,
                 // The request itself was not sent.
                 Err(status) => return Err(Failed { unknown: false, ..self.judged(turn, &status) }),
             };
-            call(channel.clone(), token).await.map_err(|status| self.judged(turn, &status))
+            call(channel, token).await.map_err(|status| self.judged(turn, &status))
         };
         let answer = match tokio::time::timeout(left, asked).await {
             Ok(answer) => answer,
@@ -344,6 +364,30 @@ impl Link {
             self.heed(turn, failed);
         }
         answer
+    }
+
+    /// The channel to the server whose turn it is: one on the caller's own runtime if that asks
+    /// often, for then no other thread has to be woken on the way.
+    fn nearest(&self, turn: usize) -> Option<Channel> {
+        let server = turn % self.channels.len().max(1);
+        let here = Handle::try_current().map_or(self.home, |here| here.id());
+        if here == self.home {
+            return self.channels.get(server).cloned();
+        }
+        let mut beside = unpoisoned(&self.beside);
+        if beside.len() >= MOST_BESIDE && !beside.contains_key(&here) {
+            beside.clear();
+        }
+        let place = beside.entry(here).or_insert(Beside::NotYet(0));
+        match place {
+            Beside::NotYet(count) if *count < WORTH_A_CONNECTION => *count += 1,
+            Beside::NotYet(_) => *place = Beside::Open(self.servers.channels()),
+            Beside::Open(_) => {}
+        }
+        match place {
+            Beside::NotYet(_) => self.channels.get(server).cloned(),
+            Beside::Open(channels) => channels.get(server).cloned(),
+        }
     }
 
     /// After a silence it is the next server's turn.
