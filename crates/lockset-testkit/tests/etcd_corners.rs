@@ -49,6 +49,39 @@ async fn two_claims_of_one_process_on_one_name_never_both_succeed() {
     }
 }
 
+/// A deleted key costs everybody who reads its neighbours until the store is compacted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_is_taken_again_and_again_leaves_few_keys_behind() {
+    let server = EtcdServers::start(1);
+    let (ours, theirs) = (client(&server).await, client(&server).await);
+    let (mut keys, mut tokens) = (std::collections::BTreeSet::new(), vec![0]);
+    for round in 0..40 {
+        let guard = lock(&ours, "again").await;
+        keys.extend(server.keys("p/again/"));
+        tokens.push(guard.token().get());
+        assert!(ours.mutex("again").unwrap().try_lock().await.unwrap().is_none());
+        let state = theirs.inspect("again").await.unwrap();
+        let holders: Vec<_> = state.holders.iter().map(|holder| holder.token).collect();
+        assert_eq!(holders, [Some(guard.token())], "round {round}");
+        // In line in its process, so that the next is taken along by the release.
+        if round % 4 == 0 {
+            let mutex = ours.mutex("again").unwrap();
+            let next = tokio::spawn(async move { mutex.lock().await });
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            guard.release().await.unwrap();
+            let next = served(SOON, next).await;
+            keys.extend(server.keys("p/again/"));
+            tokens.push(next.token().get());
+            next.release().await.unwrap();
+        } else {
+            guard.release().await.unwrap();
+        }
+        assert_eq!(server.keys("p/again/"), Vec::<String>::new());
+    }
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    assert!(keys.len() <= 3, "{keys:?}");
+}
+
 /// With raw names a lock waits for those within it, so they stand in one line: if they came in one
 /// transaction, none would be before the other, nor behind a third who holds already.
 #[tokio::test(flavor = "multi_thread")]

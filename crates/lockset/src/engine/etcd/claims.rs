@@ -19,6 +19,8 @@ use crate::token::Token;
 
 /// How often something that a change of leader or of a lease disturbed is begun again.
 pub(super) const TRIES: usize = 4;
+/// However little time is left to wait for the lock, an answer is waited for this long.
+const LEAST_PATIENCE: Duration = Duration::from_millis(500);
 pub(super) const PAUSES: (Duration, Duration) =
     (Duration::from_millis(20), Duration::from_millis(500));
 
@@ -64,39 +66,58 @@ impl Core {
             return Err(unsupported("a floor: its tokens are revisions of the store"));
         }
         check_permits(claim)?;
+        let began = self.clock.now();
+        let limit = match wait {
+            Wait::Until(deadline) => deadline.max(began + LEAST_PATIENCE),
+            Wait::No | Wait::Forever => Moment::NEVER,
+        };
+        let Some(entered) = self.clock.before(limit, self.first_request(claim, wait)).await else {
+            // What was sent may still be executed.
+            self.retire_lease_of(claim.id);
+            self.places().withdraw(claim.id, self.clock.now());
+            self.pulse_soon();
+            let waited = self.clock.now().since(began);
+            return Err(failed(format!("no answer within {waited:.1?}"), true));
+        };
+        let (asking, believed, entered) = entered?;
+        match entered {
+            Entered::Key(at, Standing::Admitted) => self.grant(claim, &asking, at, believed).await,
+            Entered::Key(at, Standing::Clash(why)) => {
+                match at {
+                    0 => self.leave_unheld(claim).await?,
+                    _ => self.withdraw(claim).await?,
+                }
+                Err(Error::Conflict { name: claim.name.clone(), why })
+            }
+            Entered::Key(at, Standing::Behind(keys)) => {
+                Box::pin(self.wait(claim, &asking, at, Some(keys), wait)).await
+            }
+            Entered::Before(at) | Entered::Key(at, Standing::Unclear) => {
+                Box::pin(self.wait(claim, &asking, at, None, wait)).await
+            }
+            Entered::Busy => self.leave_unheld(claim).await.map(|()| None),
+            Entered::Withdrawn => Err(Error::NotHeld { name: claim.name.clone() }),
+        }
+    }
+
+    /// The claim's first request, on a lease that stands; until when that was believed before.
+    async fn first_request(
+        &self,
+        claim: &Claim,
+        wait: Wait,
+    ) -> Result<(Asking<'_>, Moment, Entered)> {
         for _ in 0..TRIES {
             let asking = self.ask_for(claim).await.map_err(Failed::into_error)?;
             let believed = asking.lease.valid_until();
-            let entered = match self.enter(claim, wait, &asking).await {
-                Ok(entered) => entered,
+            match self.enter(claim, wait, &asking).await {
+                Ok(entered) => return Ok((asking, believed, entered)),
                 Err(failed) if failed.what == What::LeaseGone => {
                     self.lose_lease(&asking.lease);
                     // Nothing was created by it, and nothing will be.
                     self.places().forget(claim.id);
-                    continue;
                 }
                 Err(failed) => return Err(failed.into_error()),
-            };
-            return match entered {
-                Entered::Key(at, Standing::Admitted) => {
-                    self.grant(claim, &asking, at, believed).await
-                }
-                Entered::Key(at, Standing::Clash(why)) => {
-                    match at {
-                        0 => self.leave_unheld(claim).await?,
-                        _ => self.withdraw(claim).await?,
-                    }
-                    Err(Error::Conflict { name: claim.name.clone(), why })
-                }
-                Entered::Key(at, Standing::Behind(keys)) => {
-                    Box::pin(self.wait(claim, &asking, at, Some(keys), wait)).await
-                }
-                Entered::Before(at) | Entered::Key(at, Standing::Unclear) => {
-                    Box::pin(self.wait(claim, &asking, at, None, wait)).await
-                }
-                Entered::Busy => self.leave_unheld(claim).await.map(|()| None),
-                Entered::Withdrawn => Err(Error::NotHeld { name: claim.name.clone() }),
-            };
+            }
         }
         Err(failed("its leases end as soon as they are made".to_owned(), true))
     }
@@ -107,7 +128,10 @@ impl Core {
         if self.places().find(claim.id).is_some_and(|place| place.is_dirty) {
             return self.withdraw(claim).await;
         }
-        self.forget(claim.id).inspect(|place| self.give_back_own(place));
+        if let Some(place) = self.forget(claim.id) {
+            self.give_back_own(&place);
+            self.places().spare(place);
+        }
         Ok(())
     }
 
@@ -161,7 +185,7 @@ impl Core {
         };
         let Some(answer) = self.create(claim, txn).await? else { return Ok(Entered::Withdrawn) };
         if !answer.succeeded {
-            return Ok(entered_before(&answer));
+            return Ok(entered_before(claim, &answer));
         }
         let at = revision(&answer);
         Ok(match self.standing(claim.mode, at, kvs(&answer, 1), &keys, limit > 0) {
@@ -187,7 +211,7 @@ impl Core {
             return Ok(Entered::Key(revision(&answer), Standing::Admitted));
         }
         let others = kvs(&answer, 2);
-        match entered_before(&answer) {
+        match entered_before(claim, &answer) {
             Entered::Busy => {}
             before => return Ok(before),
         }
@@ -210,7 +234,7 @@ impl Core {
         loop {
             let look = always(vec![read(&asking.key), read(&mark), newest(&keys, 0, 0)]);
             let seen = self.link.txn(look, PERSISTENCE).await?;
-            match entered_before(&seen) {
+            match entered_before(claim, &seen) {
                 Entered::Busy => {}
                 before => return Ok(before),
             }
@@ -267,7 +291,7 @@ impl Core {
     }
 
     fn put_claim(&self, claim: &Claim, asking: &Asking<'_>) -> super::rpc::RequestOp {
-        put(&asking.key, Word::of(claim).write(), asking.lease.id)
+        put(&asking.key, Word::of(claim, &asking.key).write(), asking.lease.id)
     }
 
     /// Sends a request that may create the claim's key, until it is answered; `None` if the claim
@@ -500,10 +524,14 @@ impl Core {
 }
 
 /// What the parts "own key, mark" of an answer say.
-fn entered_before(answer: &TxnResponse) -> Entered {
+fn entered_before(claim: &Claim, answer: &TxnResponse) -> Entered {
     match (kvs(answer, 0).first(), kvs(answer, 1).first()) {
         (_, Some(_)) => Entered::Withdrawn,
-        (Some(own), None) => Entered::Before(own.create_revision),
+        (Some(own), None) => match keys::id_of(own, &Word::read(&own.value)) == Some(claim.id) {
+            true => Entered::Before(own.create_revision),
+            // Whoever had this key before was not deleted after all.
+            false => Entered::Withdrawn,
+        },
         (None, None) => Entered::Busy,
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | key | what |
 //! |---|---|
-//! | `prefix/NAME/<lease>-<claim id>` | a claim on NAME, holding or waiting; both ids in hex |
+//! | `prefix/NAME/<lease>-<claim id>` | a claim on NAME, holding or waiting; both ids in hex. The next claim of the same client takes the same key again, and says in its value who it is |
 //! | `prefix/NAME/<lease>` | the same of `etcdctl lock` and of everybody who uses its recipe |
 //! | `prefix//cell/NAME` | the cell of NAME |
 //! | `prefix//gone/<claim id>` | a claim that was withdrawn; a late request for it is refused |
@@ -10,6 +10,9 @@
 //! No name has an empty segment, so none meets what is below `prefix//`. In NAME the signs `%` and
 //! `/` are written `%25` and `%2F`, so that `a` and `a/b` are neighbours and not one inside the
 //! other; raw names are written as they are.
+//!
+//! A key that was deleted costs everybody who reads its neighbours until the store is compacted,
+//! so that a client that takes a lock a million times must not leave a million keys behind.
 
 use serde::{Deserialize, Serialize};
 
@@ -139,7 +142,12 @@ impl Layout {
 }
 
 /// The claim that a key belongs to; `None` if another program wrote it.
-pub(super) fn id_of(key: &[u8]) -> Option<ClaimId> {
+pub(super) fn id_of(kv: &KeyValue, word: &Word) -> Option<ClaimId> {
+    id_in(&kv.key).map(|first| word.id.unwrap_or(first))
+}
+
+/// The claim for which a key was first made.
+fn id_in(key: &[u8]) -> Option<ClaimId> {
     let (rest, id) = key.split_at_checked(key.len().checked_sub(32)?)?;
     std::str::from_utf8(id).ok().filter(|_| rest.ends_with(b"-"))?.parse().ok()
 }
@@ -162,10 +170,14 @@ pub(super) struct Word {
     /// An operator wants the lock back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) revoked: bool,
+    /// Whose key it is, if it was first made for another claim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id: Option<ClaimId>,
 }
 
 impl Word {
-    pub(super) fn of(claim: &Claim) -> Self {
+    /// What this claim writes into this key.
+    pub(super) fn of(claim: &Claim, key: &[u8]) -> Self {
         Self {
             v: VERSION.to_owned(),
             mode: claim.mode,
@@ -173,6 +185,7 @@ impl Word {
             by: claim.note.by.as_ref().to_owned(),
             note: claim.note.text.as_ref().to_owned(),
             revoked: false,
+            id: Some(claim.id).filter(|id| id_in(key) != Some(*id)),
         }
     }
 
@@ -192,6 +205,7 @@ impl Word {
                 by: String::new(),
                 note: foreign_note(value),
                 revoked: false,
+                id: None,
             },
         )
     }
@@ -238,7 +252,7 @@ mod tests {
         let golden = "lockset/jobs%2F4%252/694d7a5f00011b07-00000000000000000000000000000abc";
         assert_eq!(text(&key), golden);
         assert_eq!(layout.name_of(&key), Some(name("jobs/4%2")));
-        assert_eq!((id_of(&key), lease_of(&key)), (Some(id), Some(0x694d_7a5f_0001_1b07)));
+        assert_eq!((id_in(&key), lease_of(&key)), (Some(id), Some(0x694d_7a5f_0001_1b07)));
         assert_eq!(text(&layout.cell(&name("a/b"))), "lockset//cell/a%2Fb");
         assert_eq!(layout.name_of(&layout.cell(&name("a/b"))), Some(name("a/b")));
         assert_eq!(text(&layout.mark(id)), "lockset//gone/00000000000000000000000000000abc");
@@ -278,7 +292,7 @@ mod tests {
     fn what_others_write_is_understood() {
         let layout = Layout::new("p", false);
         assert_eq!(layout.name_of(b"p/a/694d7a5f00011b07"), Some(name("a")));
-        assert_eq!(id_of(b"p/a/694d7a5f00011b07"), None);
+        assert_eq!(id_in(b"p/a/694d7a5f00011b07"), None);
         assert_eq!(lease_of(b"p/a/694d7a5f00011b07"), None);
         for alien in [&b"p/a"[..], b"q/a/1", b"p//gone/1", b"p/a/b/1", b"p", b"", b"p/\xff/1"] {
             assert_eq!(layout.name_of(alien), None, "{alien:?}");

@@ -5,7 +5,7 @@ use super::claims::{PAUSES, token_of};
 use super::keys::{self, Word};
 use super::link::{Failed, PATIENCE, PERSISTENCE, What};
 use super::places::Place;
-use super::rpc::{TxnRequest, TxnResponse};
+use super::rpc::{KeyValue, TxnRequest, TxnResponse};
 use super::txn::{always, created, delete, kvs, nested, newest, parts, put, range, revision};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Mode, drift};
@@ -22,22 +22,15 @@ impl Core {
         let key = self.key_of(claim, grant).ok_or_else(not_held)?;
         let place = self.places().find(claim.id).cloned();
         let at = i64::try_from(grant.token.get()).unwrap_or(i64::MAX);
-        let mut give = TxnRequest {
-            compare: vec![created(&key, at)],
-            success: vec![delete(&key)],
-            failure: Vec::new(),
-        };
-        if place.as_ref().is_some_and(|place| place.is_dirty) {
-            let lease = self.leases.for_a_mark().await.map_err(Failed::into_error)?;
-            give.success.push(put(&self.layout.mark(claim.id), Vec::new(), lease));
-            give.failure.push(put(&self.layout.mark(claim.id), Vec::new(), lease));
+        let is_dirty = place.as_ref().is_some_and(|place| place.is_dirty);
+        let mut next = next.and_then(|next| self.take_along(next));
+        let mut given = self.give_with(claim, &key, at, is_dirty, next.as_ref()).await;
+        if given.as_ref().is_err_and(|failed| failed.what == What::LeaseGone) {
+            // Of the mark, which gets another, or of the next, which asks for itself then.
+            next.take().inspect(|next| next.stays(self));
+            given = self.give_with(claim, &key, at, is_dirty, None).await;
         }
-        let next = next.and_then(|next| self.take_along(next));
-        let txn = match &next {
-            Some(next) => next.after(self, give),
-            None => give,
-        };
-        let (answer, repeated) = match self.give(claim, txn).await {
+        let (answer, repeated) = match given {
             Ok(answer) => answer,
             Err(failed) => {
                 // It may be done, or still be; until then it stays in the way of others.
@@ -58,6 +51,9 @@ impl Core {
             }
         } else if let Some(place) = self.forget(claim.id) {
             self.give_back_own(&place);
+            if !repeated {
+                self.places().spare(place);
+            }
         } else if let Some(lease) = keys::lease_of(&key).filter(|_| released && claim.detachable) {
             self.revoke_in_background(lease);
         }
@@ -65,6 +61,32 @@ impl Core {
             true => Ok(taken),
             false => Err(not_held()),
         }
+    }
+
+    /// Releases, with a mark where a request for the claim may still come, and with the next.
+    async fn give_with(
+        &self,
+        claim: &Claim,
+        key: &[u8],
+        at: i64,
+        is_dirty: bool,
+        next: Option<&Next<'_>>,
+    ) -> std::result::Result<(TxnResponse, bool), Failed> {
+        let mut give = TxnRequest {
+            compare: vec![created(key, at)],
+            success: vec![delete(key)],
+            failure: Vec::new(),
+        };
+        if is_dirty {
+            let lease = self.leases.for_a_mark().await?;
+            give.success.push(put(&self.layout.mark(claim.id), Vec::new(), lease));
+            give.failure.push(put(&self.layout.mark(claim.id), Vec::new(), lease));
+        }
+        let txn = match next {
+            Some(next) => next.after(self, give),
+            None => give,
+        };
+        self.give(claim, txn).await
     }
 
     /// Sends a release until it is answered; whether an attempt before may have done it.
@@ -146,7 +168,8 @@ impl Core {
     async fn clear_unknown(&self, claim: &Claim) -> std::result::Result<(), Failed> {
         let all = always(vec![range(&self.layout.claims(&claim.name))]);
         let seen = self.link.txn(all, PATIENCE).await?;
-        let ours = kvs(&seen, 0).iter().filter(|kv| keys::id_of(&kv.key) == Some(claim.id));
+        let is_its = |kv: &&KeyValue| keys::id_of(kv, &Word::read(&kv.value)) == Some(claim.id);
+        let ours = kvs(&seen, 0).iter().filter(is_its);
         let ops: Vec<_> = ours.map(|kv| delete(&kv.key)).collect();
         if !ops.is_empty() {
             self.link.txn(always(ops), PATIENCE).await?;
@@ -176,12 +199,18 @@ impl Next<'_> {
         let (keys, mark) = (core.layout.claims(&self.claim.name), core.layout.mark(self.claim.id));
         let alone = give.clone();
         give.compare.extend([created(&self.place.key, 0), created(&mark, 0)]);
-        let word = Word::of(self.claim).write();
+        let word = Word::of(self.claim, &self.place.key).write();
         give.success = vec![newest(&keys, 2, 0)];
         give.success.splice(0..0, alone.success.iter().cloned());
         give.success.insert(alone.success.len(), put(&self.place.key, word, self.place.lease.id));
         give.failure = vec![nested(alone)];
         give
+    }
+
+    /// It was not taken along: its lease is gone, and nothing was created on it.
+    fn stays(&self, core: &Core) {
+        core.places().settle(self.claim.id, self.was_dirty);
+        core.lose_lease(&self.place.lease);
     }
 
     /// Whether the release was done, and what the next got.

@@ -77,7 +77,7 @@ impl Core {
     /// How long the leases of these holders still run; those of this client are known.
     async fn left(&self, seen: impl Iterator<Item = &Seen>) -> Result<HashMap<i64, Duration>> {
         let unknown = |one: &&Seen| {
-            let ours = id_of(&one.kv.key).filter(|id| self.places().find(*id).is_some());
+            let ours = id_of(&one.kv, &one.word).filter(|id| self.places().find(*id).is_some());
             one.holds && ours.is_none() && one.kv.lease != 0
         };
         let leases: BTreeSet<i64> = seen.filter(unknown).map(|one| one.kv.lease).collect();
@@ -100,7 +100,7 @@ impl Core {
         state.cell = cell.map(cell_of);
         let now = self.clock.now();
         for Seen { kv, word, holds } in seen {
-            let id = id_of(&kv.key);
+            let id = id_of(&kv, &word);
             if !holds {
                 // Of another program: its lease is all that it is known by.
                 let claim = id.unwrap_or(ClaimId::from_bits(u128::from(kv.lease.unsigned_abs())));
@@ -182,7 +182,9 @@ impl Core {
             let change = match how {
                 Break::Now => delete(&kv.key),
                 // A holder of ours renews no more when it sees this, and is gone by its deadline.
-                Break::WhenLeaseEnds if id_of(&kv.key).is_some() => rewrite(&kv.key, word.write()),
+                Break::WhenLeaseEnds if id_of(kv, &word).is_some() => {
+                    rewrite(&kv.key, word.write())
+                }
                 // Others look at nothing but whether the key is there: it gets a lease that nobody
                 // keeps alive, and ends when its own would have.
                 Break::WhenLeaseEnds => {

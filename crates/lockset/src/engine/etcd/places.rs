@@ -15,12 +15,18 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// Whoever withdraws a claim tries it at once; the first try of the pulse comes after that.
 const FIRST_TRY: Duration = Duration::from_millis(2500);
 
+/// How many keys are spared of one name, and of how many names.
+const MOST_SPARE: usize = 4;
+const MOST_NAMES: usize = 4096;
+
 /// All claims of a client that may have a key.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     places: FastMap<ClaimId, Place>,
     leaving: FastMap<ClaimId, Leaving>,
     withdrawn: Withdrawn,
+    /// Keys on shared leases that were deleted for sure, for the next claims on their names.
+    spare: FastMap<Name, Vec<(i64, Vec<u8>)>>,
 }
 
 /// Where a claim stands.
@@ -64,11 +70,13 @@ impl Places {
         self.places.get(&id)
     }
 
-    /// A place for a claim. If it has one already, that one stays.
+    /// A place for a claim, whose key is this one if there is none to spare. If it has a place
+    /// already, that one stays.
     pub(super) fn enter(&mut self, claim: &Claim, key: Vec<u8>, lease: &Arc<Lease>, now: Moment) {
+        let spare = &mut self.spare;
         self.places.entry(claim.id).or_insert_with(|| Place {
             name: claim.name.clone(),
-            key,
+            key: take_spare(spare, claim, lease).unwrap_or(key),
             lease: lease.clone(),
             token: None,
             is_dirty: false,
@@ -125,6 +133,22 @@ impl Places {
     /// It has no key any more.
     pub(super) fn forget(&mut self, id: ClaimId) -> Option<Place> {
         self.places.remove(&id)
+    }
+
+    /// This place has no key any more, or never had, and nothing is under way that could make or
+    /// delete it: the next claim on its name may have the same key.
+    pub(super) fn spare(&mut self, place: Place) {
+        if place.is_dirty || !place.lease.is_shared || place.lease.is_gone() {
+            return;
+        }
+        if self.spare.len() >= MOST_NAMES && !self.spare.contains_key(&place.name) {
+            self.spare.clear();
+        }
+        let keys = self.spare.entry(place.name).or_default();
+        if keys.len() >= MOST_SPARE {
+            keys.remove(0);
+        }
+        keys.push((place.lease.id, place.key));
     }
 
     /// It is withdrawn: nothing is asked for it any more, and its key has to go.
@@ -216,6 +240,17 @@ impl Places {
         let until = place.lapses.min(place.lease.valid_until());
         Some(until.since(now))
     }
+}
+
+/// A key on this lease, if one is left of this claim's name.
+fn take_spare(
+    spare: &mut FastMap<Name, Vec<(i64, Vec<u8>)>>,
+    claim: &Claim,
+    lease: &Lease,
+) -> Option<Vec<u8>> {
+    let keys = spare.get_mut(&claim.name).filter(|_| lease.is_shared)?;
+    let place = keys.iter().position(|(id, _)| *id == lease.id)?;
+    Some(keys.swap_remove(place).1)
 }
 
 #[cfg(test)]
