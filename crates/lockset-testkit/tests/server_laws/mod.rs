@@ -2,7 +2,7 @@
 //! Those that some of them refuse are named where they are used, on one side or the other.
 
 macro_rules! laws_of_servers {
-    ($suite:ident, $start:expr, and: [$($more:ident),*], not: [$($less:ident),*]) => {
+    ($suite:ident, $start:expr, and: [$($more:ident),* $(,)?], not: [$($less:ident),*]) => {
         lockset_testkit::suite! {
             $suite;
             time: Real;
