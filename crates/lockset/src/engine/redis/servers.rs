@@ -4,8 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
 use redis::{
     Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError,
     TlsCertificates,
@@ -120,20 +118,16 @@ impl Servers {
         }
     }
 
-    /// The master as the sentinels know it: several are asked at once, and the newest knowledge
-    /// counts, for one that was cut off may still name the master of yesterday.
+    /// The master as the sentinels know it: all are asked at once, and the newest knowledge counts.
+    /// No majority is enough: in the first seconds after a failover only the one that led it knows,
+    /// and the master of yesterday may be back, empty, and say that it is one.
     pub(super) async fn master(&self, service: &str) -> std::result::Result<Master, Error> {
-        let mut asked: FuturesUnordered<_> =
-            self.hosts.iter().map(|at| self.ask_sentinel(at, service)).collect();
-        let majority = self.hosts.len() / 2 + 1;
+        let asked = self.hosts.iter().map(|at| self.ask_sentinel(at, service));
         let (mut masters, mut why) = (Vec::new(), None);
-        while let Some(answer) = asked.next().await {
+        for answer in futures_util::future::join_all(asked).await {
             match answer {
                 Ok(master) => masters.push(master),
                 Err(error) => why = Some(error),
-            }
-            if masters.len() >= majority {
-                break;
             }
         }
         masters.into_iter().max_by_key(|master: &Master| master.epoch).ok_or_else(|| {
@@ -275,6 +269,49 @@ mod tests {
         assert_eq!(sentinel.sentinel_like.unwrap().redis_settings().password(), None);
         let cluster = parse("redis+cluster://a:1,b:2").unwrap();
         assert_eq!((cluster.shape, cluster.hosts.len()), (Shape::Cluster, 2));
+    }
+
+    /// Says after a while where the master is, and since which failover.
+    fn sentinel(after: Duration, port: &'static str, epoch: &'static str) -> String {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut heard, mut answered) = (String::new(), 0);
+            let mut more = [0; 1024];
+            while let Ok(length @ 1..) = stream.read(&mut more) {
+                heard.push_str(std::str::from_utf8(&more[..length]).unwrap());
+                let commands: Vec<&str> = heard.split('*').skip(1).collect();
+                for command in &commands[answered..] {
+                    let answer = match command {
+                        command if command.contains("GET-MASTER") => {
+                            std::thread::sleep(after);
+                            format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len())
+                        }
+                        command if command.contains("SENTINEL") => {
+                            format!("*2\r\n$12\r\nconfig-epoch\r\n${}\r\n{epoch}\r\n", epoch.len())
+                        }
+                        _ => "+OK\r\n".to_owned(),
+                    };
+                    stream.write_all(answer.as_bytes()).unwrap();
+                }
+                answered = commands.len();
+            }
+        });
+        host
+    }
+
+    #[tokio::test]
+    async fn the_one_who_knows_of_the_last_failover_is_waited_for() {
+        let at_once = Duration::ZERO;
+        let hosts = [
+            sentinel(at_once, "7001", "1"),
+            sentinel(SENTINEL / 4, "7002", "2"),
+            sentinel(at_once, "7001", "1"),
+        ];
+        let servers = parse(&format!("redis+sentinel://{}/mine", hosts.join(","))).unwrap();
+        assert_eq!(servers.master("mine").await.unwrap().at, host("127.0.0.1", 7002));
     }
 
     #[test]
