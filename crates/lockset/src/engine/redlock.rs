@@ -94,6 +94,8 @@ struct Core {
     /// The last attempt of every claim of this client that is under way or held.
     attempts: Mutex<FastMap<ClaimId, Arc<Attempt>>>,
     withdrawn: Mutex<Withdrawn>,
+    /// Attempts that were over while a node was still asked, and when to look at them again.
+    late: Mutex<Vec<(Moment, Arc<Attempt>)>>,
     /// The names that somebody found taken, and when.
     crowds: Mutex<FastMap<Name, Moment>>,
     /// The greatest token that this client has seen or proposed.
@@ -122,6 +124,7 @@ impl Redlock {
             options,
             clock,
             attempts: Mutex::default(),
+            late: Mutex::default(),
             withdrawn: Mutex::default(),
             crowds: Mutex::default(),
             greatest: AtomicU64::new(0),

@@ -116,6 +116,14 @@ impl Attempt {
         unpoisoned(&self.state)
     }
 
+    /// Whether it was held, and so long ago that nothing of it is left anywhere.
+    pub(super) fn is_long_over(&self, now: Moment) -> bool {
+        let state = self.state();
+        let last = state.granted().map(|(_, grant)| grant.valid_until).max();
+        let is_over = last.is_some_and(|last| last + self.claim.ttl < now);
+        is_over && matches!(state.fate, Fate::Held(_))
+    }
+
     /// The grant of the whole: by this token, for as long as a quorum of the nodes keeps it.
     pub(super) fn grant(&self, token: Token, quorum: usize) -> Grant {
         let state = self.state();
@@ -313,6 +321,18 @@ mod tests {
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(10));
         attempt.state().set(0, At::Refused);
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(0));
+    }
+
+    #[test]
+    fn an_attempt_is_long_over_one_ttl_after_its_end() {
+        let attempt = Attempt::new(claim(), 3);
+        let second = 1_000_000_000;
+        (0..3).for_each(|node| attempt.state().set(node, granted(7, 10 * second)));
+        let long_over = |secs: u64| attempt.is_long_over(Moment::from_nanos(secs * second));
+        assert!(!long_over(100), "somebody still asks for it");
+        assert!(attempt.state().hold(Token::new(7)));
+        assert!(!long_over(11));
+        assert!(long_over(12));
     }
 
     #[test]

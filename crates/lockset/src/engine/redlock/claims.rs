@@ -119,6 +119,11 @@ impl Core {
         }
         let own = Claim { id, ..claim.clone() };
         let attempt = Arc::new(Attempt::new(own, self.nodes.all.len()));
+        // Those whose guards were detached, or forgotten, are never given back.
+        if attempts.len() == attempts.capacity() {
+            let now = self.clock.now();
+            attempts.retain(|_, attempt| !attempt.is_long_over(now));
+        }
         attempts.insert(claim.id, attempt.clone());
         attempt
     }
@@ -137,14 +142,13 @@ impl Core {
             return;
         }
         let (core, attempt) = (self.clone(), attempt.clone());
-        let is_asked = |at: &At| *at == At::Asked;
-        let nodes = attempt.state().those(is_asked);
-        let owed = Owed::new(self, &attempt, nodes, is_asked);
+        let nodes = attempt.state().those(|at| *at == At::Asked);
+        let mut owed = Owed::new(self, &attempt, nodes, is_something);
         self.nodes.beside_the_caller(async move {
             while let Some((node, answer)) = errands.next().await {
                 core.note_late(&attempt, node, answer).await;
+                owed.settle(node);
             }
-            drop(owed);
         });
     }
 
@@ -211,9 +215,8 @@ impl Core {
     async fn give_up(self: &Arc<Self>, attempt: &Arc<Attempt>, mut errands: Errands) {
         attempt.state().end();
         self.forget(attempt);
-        let something = |at: &At| !matches!(at, At::Nothing | At::Refused);
-        let nodes = attempt.state().those(something);
-        let _owed = Owed::new(self, attempt, nodes, something);
+        let nodes = attempt.state().those(is_something);
+        let _owed = Owed::new(self, attempt, nodes, is_something);
         let timeout = self.node_timeout(attempt.claim.ttl);
         // Mostly the last answers are about to come, and say that there is nothing to give back.
         let limit = self.clock.now() + timeout / 4;
@@ -221,7 +224,7 @@ impl Core {
             attempt.state().answered(node, &answer);
         }
         drop(errands);
-        let left = attempt.state().those(something);
+        let left = attempt.state().those(is_something);
         let each = left.into_iter().map(|node| self.take_back(attempt, node));
         let all = futures_util::future::join_all(each);
         self.clock.before(self.clock.now() + timeout, all).await;
@@ -473,6 +476,11 @@ impl<'a> Round<'a> {
             }
         }
     }
+}
+
+/// Whether there may be something to give back.
+fn is_something(at: &At) -> bool {
+    !matches!(at, At::Nothing | At::Refused)
 }
 
 /// Half of it and up to half more, so that those who lost together do not meet again.

@@ -13,6 +13,7 @@ use super::attempt::{At, Attempt, Fate, counts, whole};
 use super::nodes::failed;
 use crate::engine::{Amend, Break, Claim, ClaimId, Grant, Holder, Signal, Wait};
 use crate::error::{Error, LossReason, Result};
+use crate::mutual::unpoisoned;
 use crate::name::Name;
 use crate::token::Token;
 
@@ -22,6 +23,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const RELEASED: Duration = Duration::from_secs(2);
 /// How much longer than its lease something is tried to be given back.
 const LONG_OVER: Duration = Duration::from_secs(5);
+
+/// How long an answer may come after its attempt was over, until what was asked for is withdrawn.
+const LATE: Duration = Duration::from_millis(500);
 
 /// What one node answered about leases, each with its place in the batch.
 type Renewals = (usize, Vec<(usize, Arc<Attempt>, Result<Grant>)>);
@@ -210,6 +214,9 @@ impl Core {
         let (granted, unknown, owed) = {
             let mut state = attempt.state();
             state.end();
+            if !state.those(|at| *at == At::Asked).is_empty() {
+                self.look_again(&attempt);
+            }
             let granted = state.granted().map(|(node, grant)| (node, grant.clone()));
             let granted: Vec<_> = granted.collect();
             let nodes = granted.iter().map(|(node, _)| *node).collect();
@@ -242,6 +249,36 @@ impl Core {
             });
         }
         self.released(claim, yes, no)
+    }
+
+    /// An attempt is over while a node is still asked. Whoever waits for the answer may rest, as its
+    /// runtime does, so it is looked later whether it came. One look serves for many.
+    fn look_again(self: &Arc<Self>, attempt: &Arc<Attempt>) {
+        let mut late = unpoisoned(&self.late);
+        late.push((self.clock.now() + LATE, attempt.clone()));
+        if late.len() == 1 {
+            let core = self.clone();
+            self.nodes.in_background(async move { core.withdraw_the_late().await });
+        }
+    }
+
+    async fn withdraw_the_late(self: &Arc<Self>) {
+        loop {
+            self.clock.sleep_until(self.clock.now() + LATE).await;
+            let now = self.clock.now();
+            let (due, is_done) = {
+                let mut late = unpoisoned(&self.late);
+                let due: Vec<_> = late.extract_if(.., |(at, _)| *at <= now).collect();
+                (due, late.is_empty())
+            };
+            for (_, attempt) in due {
+                let asked = attempt.state().those(|at| *at == At::Asked);
+                asked.into_iter().for_each(|node| self.take_back_later(&attempt, node));
+            }
+            if is_done {
+                return;
+            }
+        }
     }
 
     /// What so many answers of each kind to a release come to.
@@ -455,6 +492,11 @@ impl Owed {
         let owing = Owing::one_more(core);
         Self { core: core.clone(), attempt: attempt.clone(), nodes, which, _owing: owing }
     }
+
+    /// What there is at this node is looked after.
+    pub(super) fn settle(&mut self, node: usize) {
+        self.nodes.retain(|other| *other != node);
+    }
 }
 
 impl Drop for Owed {
@@ -462,16 +504,16 @@ impl Drop for Owed {
         let left = {
             let mut state = self.attempt.state();
             let mut left = std::mem::take(&mut self.nodes);
-            left.retain(|node| (self.which)(state.at(*node)));
             match state.fate() {
-                Fate::Open => Vec::new(),
-                // The next renewal asks again.
+                Fate::Open => left.clear(),
                 Fate::Held(_) => {
-                    left.into_iter().for_each(|node| state.set(node, At::Unknown));
-                    Vec::new()
+                    left.retain(|node| *state.at(*node) == At::Asked);
+                    // The next renewal asks again.
+                    left.drain(..).for_each(|node| state.set(node, At::Unknown));
                 }
-                Fate::Over => left,
+                Fate::Over => left.retain(|node| (self.which)(state.at(*node))),
             }
+            left
         };
         left.into_iter().for_each(|node| self.core.take_back_later(&self.attempt, node));
     }
