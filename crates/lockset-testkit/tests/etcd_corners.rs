@@ -82,6 +82,21 @@ async fn a_lock_that_is_taken_again_and_again_leaves_few_keys_behind() {
     assert!(keys.len() <= 3, "{keys:?}");
 }
 
+/// Its transaction is under way, and nobody looks for the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_future_that_rests_does_not_stall_the_others() {
+    let server = EtcdServers::start(1);
+    let ours = client(&server).await;
+    lock(&ours, "warm").await.release().await.unwrap();
+    let resting = ours.mutex("resting").unwrap();
+    let mut resting = Box::pin(resting.lock());
+    assert!(futures_util::poll!(resting.as_mut()).is_pending());
+    let other = ours.mutex("other").unwrap().lock_within(SOON).await.unwrap();
+    other.release().await.unwrap();
+    let guard = resting.await.unwrap();
+    assert_eq!(guard.state(), State::Held);
+}
+
 /// With raw names a lock waits for those within it, so they stand in one line: if they came in one
 /// transaction, none would be before the other, nor behind a third who holds already.
 #[tokio::test(flavor = "multi_thread")]

@@ -71,13 +71,16 @@ impl Core {
             Wait::Until(deadline) => deadline.max(began + LEAST_PATIENCE),
             Wait::No | Wait::Forever => Moment::NEVER,
         };
-        let Some(entered) = self.clock.before(limit, self.first_request(claim, wait)).await else {
+        let entering = self.first_request(claim, wait, limit);
+        let Some(entered) = self.clock.before(limit, entering).await else {
             // What was sent may still be executed.
-            self.retire_lease_of(claim.id);
+            if self.places().find(claim.id).is_some_and(|place| place.is_dirty) {
+                self.retire_lease_of(claim.id);
+            }
             self.places().withdraw(claim.id, self.clock.now());
             self.pulse_soon();
             let waited = self.clock.now().since(began);
-            return Err(failed(format!("no answer within {waited:.1?}"), true));
+            return Err(failed(format!("no server answered within {waited:.1?}"), true));
         };
         let (asking, believed, entered) = entered?;
         match entered {
@@ -105,11 +108,12 @@ impl Core {
         &self,
         claim: &Claim,
         wait: Wait,
+        limit: Moment,
     ) -> Result<(Asking<'_>, Moment, Entered)> {
         for _ in 0..TRIES {
             let asking = self.ask_for(claim).await.map_err(Failed::into_error)?;
             let believed = asking.lease.valid_until();
-            match self.enter(claim, wait, &asking).await {
+            match self.enter(claim, wait, limit, &asking).await {
                 Ok(entered) => return Ok((asking, believed, entered)),
                 Err(failed) if failed.what == What::LeaseGone => {
                     self.lose_lease(&asking.lease);
@@ -160,12 +164,13 @@ impl Core {
         &self,
         claim: &Claim,
         wait: Wait,
+        limit: Moment,
         asking: &Asking<'_>,
     ) -> std::result::Result<Entered, Failed> {
         match (wait, claim.mode) {
             (Wait::No, Mode::Exclusive) => self.enter_if_free(claim, asking).await,
             (Wait::No, _) => self.enter_if_admitted(claim, asking).await,
-            _ => self.enter_and_queue(claim, asking).await,
+            _ => self.enter_and_queue(claim, limit, asking).await,
         }
     }
 
@@ -173,22 +178,25 @@ impl Core {
     async fn enter_and_queue(
         &self,
         claim: &Claim,
+        limit: Moment,
         asking: &Asking<'_>,
     ) -> std::result::Result<Entered, Failed> {
         let (keys, mark) = (self.layout.claims(&claim.name), self.layout.mark(claim.id));
         // An exclusive claim needs to see only the one before it, and itself.
-        let limit = if claim.mode == Mode::Exclusive { 2 } else { 0 };
+        let most = if claim.mode == Mode::Exclusive { 2 } else { 0 };
         let txn = TxnRequest {
             compare: vec![created(&asking.key, 0), created(&mark, 0)],
-            success: vec![self.put_claim(claim, asking), newest(&keys, limit, 0)],
+            success: vec![self.put_claim(claim, asking), newest(&keys, most, 0)],
             failure: vec![read(&asking.key), read(&mark)],
         };
-        let Some(answer) = self.create(claim, txn).await? else { return Ok(Entered::Withdrawn) };
+        let Some(answer) = self.create(claim, txn, limit).await? else {
+            return Ok(Entered::Withdrawn);
+        };
         if !answer.succeeded {
             return Ok(entered_before(claim, &answer));
         }
         let at = revision(&answer);
-        Ok(match self.standing(claim.mode, at, kvs(&answer, 1), &keys, limit > 0) {
+        Ok(match self.standing(claim.mode, at, kvs(&answer, 1), &keys, most > 0) {
             Standing::Unclear => Entered::Before(at),
             standing => Entered::Key(at, standing),
         })
@@ -206,7 +214,9 @@ impl Core {
             success: vec![self.put_claim(claim, asking)],
             failure: vec![read(&asking.key), read(&mark), newest(&keys, 1, 0)],
         };
-        let Some(answer) = self.create(claim, txn).await? else { return Ok(Entered::Withdrawn) };
+        let Some(answer) = self.create(claim, txn, Moment::NEVER).await? else {
+            return Ok(Entered::Withdrawn);
+        };
         if answer.succeeded {
             return Ok(Entered::Key(revision(&answer), Standing::Admitted));
         }
@@ -248,7 +258,7 @@ impl Core {
                 success: vec![self.put_claim(claim, asking)],
                 failure: vec![read(&asking.key), read(&mark)],
             };
-            let Some(answer) = self.create(claim, txn).await? else {
+            let Some(answer) = self.create(claim, txn, Moment::NEVER).await? else {
                 return Ok(Entered::Withdrawn);
             };
             if answer.succeeded {
@@ -301,8 +311,9 @@ impl Core {
         &self,
         claim: &Claim,
         txn: TxnRequest,
+        limit: Moment,
     ) -> std::result::Result<Option<TxnResponse>, Failed> {
-        let give_up = self.clock.now() + PERSISTENCE;
+        let give_up = limit.min(self.clock.now() + PERSISTENCE);
         let mut pause = PAUSES.0;
         loop {
             let Some(was_dirty) = self.places().doubt(claim.id) else { return Ok(None) };
@@ -515,6 +526,8 @@ impl Core {
     /// The key of a claim of this client, or of one that came by a ticket.
     pub(super) fn key_of(&self, claim: &Claim, grant: &Grant) -> Option<Vec<u8>> {
         let known = self.places().find(claim.id).map(|place| place.key.clone());
+        // Not what the grant says: it may be a stranger's, and a key that was used again belongs to
+        // a claim of this client, which has its place.
         let written = || {
             let lease = keys::lease_of(&grant.key)?;
             Some(self.layout.claim(&claim.name, lease, claim.id))

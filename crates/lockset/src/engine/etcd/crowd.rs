@@ -7,6 +7,7 @@
 //! tell who was first.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -20,6 +21,10 @@ use crate::name::Name;
 
 /// At most so many travel together; a server takes 128 operations, those of the parts included.
 const MOST: usize = 96;
+
+/// Whoever waits so long for one that went alone does so too: the future that sent it may rest, while
+/// its caller is busy with something else.
+const LONG: Duration = Duration::from_millis(200);
 
 type Acted = Result<TxnResponse, Failed>;
 
@@ -35,11 +40,15 @@ pub(super) struct Crowd {
 #[derive(Debug, Default)]
 struct Line {
     under_way: bool,
+    /// The one under way went alone.
+    is_alone: bool,
     waiting: Vec<Waiting>,
+    last_number: u64,
 }
 
 #[derive(Debug)]
 struct Waiting {
+    number: u64,
     name: Name,
     txn: TxnRequest,
     tell: oneshot::Sender<Acted>,
@@ -62,6 +71,24 @@ impl Line {
         }
         self.waiting = staying;
         leaving
+    }
+
+    fn enter(&mut self, name: &Name, txn: &TxnRequest) -> (u64, oneshot::Receiver<Acted>) {
+        let (tell, answer) = oneshot::channel();
+        self.last_number += 1;
+        let (number, name, txn) = (self.last_number, name.clone(), txn.clone());
+        self.waiting.push(Waiting { number, name, txn, tell });
+        (number, answer)
+    }
+
+    /// Whether the one with this number still waited for one that went alone. Then it does not any
+    /// more.
+    fn take_out(&mut self, number: u64) -> bool {
+        let before = self.waiting.len();
+        if self.is_alone {
+            self.waiting.retain(|waiting| waiting.number != number);
+        }
+        self.waiting.len() < before
     }
 
     /// Where nobody answered, those who wait in line try for themselves how long it is worth to go
@@ -88,16 +115,15 @@ impl Crowd {
     pub(super) async fn act(self: &Arc<Self>, name: &Name, txn: TxnRequest) -> Acted {
         let answer = {
             let mut line = self.line();
-            if !line.under_way {
-                line.under_way = true;
-                None
-            } else {
-                let (tell, answer) = oneshot::channel();
-                line.waiting.push(Waiting { name: name.clone(), txn: txn.clone(), tell });
-                Some(answer)
+            match line.under_way {
+                true => Some(line.enter(name, &txn)),
+                false => {
+                    (line.under_way, line.is_alone) = (true, true);
+                    None
+                }
             }
         };
-        let Some(answer) = answer else {
+        let Some((number, mut answer)) = answer else {
             let _turn = Turn { crowd: self };
             let acted = self.link.txn_once(txn, PATIENCE).await;
             if let Err(failed) = &acted {
@@ -105,7 +131,16 @@ impl Crowd {
             }
             return acted;
         };
-        match answer.await {
+        let answer = loop {
+            match tokio::time::timeout(LONG, &mut answer).await {
+                Ok(answer) => break answer,
+                Err(_) if self.line().take_out(number) => {
+                    return self.link.txn_once(txn, PATIENCE).await;
+                }
+                Err(_) => {}
+            }
+        };
+        match answer {
             // Perhaps because of another one: alone it is told its own reason.
             Ok(Err(failed)) if !failed.unknown && failed.what != What::Silent => {
                 self.link.txn_once(txn, PATIENCE).await
@@ -131,6 +166,7 @@ impl Drop for Turn<'_> {
             line.under_way = false;
             return;
         }
+        line.is_alone = false;
         drop(line);
         let leading = Leading { crowd: self.crowd.clone(), is_done: false };
         self.crowd.runtime.spawn(lead(leading));
@@ -208,7 +244,7 @@ mod tests {
     fn waiting(name: &str) -> (Waiting, oneshot::Receiver<Acted>) {
         let (tell, answer) = oneshot::channel();
         let name = name.parse().unwrap();
-        (Waiting { name, txn: TxnRequest::default(), tell }, answer)
+        (Waiting { number: 0, name, txn: TxnRequest::default(), tell }, answer)
     }
 
     /// Who leaves together, until nobody waits. One gave up.

@@ -25,10 +25,14 @@ impl Core {
         let is_dirty = place.as_ref().is_some_and(|place| place.is_dirty);
         let mut next = next.and_then(|next| self.take_along(next));
         let mut given = self.give_with(claim, &key, at, is_dirty, next.as_ref()).await;
-        if given.as_ref().is_err_and(|failed| failed.what == What::LeaseGone) {
+        if let Err(failed) = &given
+            && failed.what == What::LeaseGone
+        {
             // Of the mark, which gets another, or of the next, which asks for itself then.
-            next.take().inspect(|next| next.stays(self));
+            let repeated = failed.unknown;
+            next.take().inspect(|next| next.stays(self, repeated));
             given = self.give_with(claim, &key, at, is_dirty, None).await;
+            given = given.map(|(answer, again)| (answer, again || repeated));
         }
         let (answer, repeated) = match given {
             Ok(answer) => answer,
@@ -89,7 +93,8 @@ impl Core {
         self.give(claim, txn).await
     }
 
-    /// Sends a release until it is answered; whether an attempt before may have done it.
+    /// Sends a release until it is answered; whether an attempt before may have done it. A failure
+    /// is unknown if any of the attempts was.
     async fn give(
         &self,
         claim: &Claim,
@@ -98,11 +103,12 @@ impl Core {
         let give_up = self.clock.now() + PERSISTENCE;
         let (mut pause, mut repeated) = (PAUSES.0, false);
         loop {
-            let failed = match self.crowd.act(&claim.name, txn.clone()).await {
+            let mut failed = match self.crowd.act(&claim.name, txn.clone()).await {
                 Ok(answer) => return Ok((answer, repeated)),
                 Err(failed) => failed,
             };
             repeated |= failed.unknown;
+            failed.unknown = repeated;
             if failed.what == What::LeaseGone {
                 // Of the mark, or of the next: whoever withdraws makes another.
                 self.leases.forget_marks().await;
@@ -207,10 +213,12 @@ impl Next<'_> {
         give
     }
 
-    /// It was not taken along: its lease is gone, and nothing was created on it.
-    fn stays(&self, core: &Core) {
-        core.places().settle(self.claim.id, self.was_dirty);
-        core.lose_lease(&self.place.lease);
+    /// It was not taken along, unless by an attempt without an answer.
+    fn stays(&self, core: &Core, repeated: bool) {
+        core.places().settle(self.claim.id, self.was_dirty || repeated);
+        if repeated {
+            core.retire_lease_of(self.claim.id);
+        }
     }
 
     /// Whether the release was done, and what the next got.

@@ -39,6 +39,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// The longest answer that is read: a list of some hundred thousand claims.
 const LONGEST_ANSWER: usize = 64 << 20;
 
+/// A runtime that looks for an answer so much too late has rested; then it looks once more.
+const RESTED: Duration = Duration::from_millis(50);
 /// A runtime that asks so often gets connections of its own.
 const WORTH_A_CONNECTION: u32 = 32;
 /// More runtimes than these have hardly connections at once; then all are made anew.
@@ -64,7 +66,10 @@ pub(super) struct Link {
 enum Beside {
     /// So many requests were made from there.
     NotYet(u32),
-    Open(Vec<Channel>),
+    /// Whether they have answered.
+    Open(Vec<Channel>, bool),
+    /// No connection can be made there.
+    Never,
 }
 
 /// Why there is no answer to go by.
@@ -353,13 +358,17 @@ impl Link {
             };
             call(channel, token).await.map_err(|status| self.judged(turn, &status))
         };
-        let answer = match tokio::time::timeout(left, asked).await {
-            Ok(answer) => answer,
-            Err(_) => {
-                let what = format!("no answer from {} within {left:.1?}", self.host(turn));
-                Err(Failed { what: What::Silent, unknown: true, error: failed(what, true) })
-            }
-        };
+        let mut asked = std::pin::pin!(asked);
+        let mut answer = tokio::time::timeout(left, asked.as_mut()).await.ok();
+        if answer.is_none() && self.clock.now() > give_up + RESTED {
+            // It was not looked for the answer in time, because the caller's runtime rested.
+            answer = tokio::time::timeout(RESTED, asked).await.ok();
+        }
+        let answer = answer.unwrap_or_else(|| {
+            let what = format!("no answer from {} within {left:.1?}", self.host(turn));
+            Err(Failed { what: What::Silent, unknown: true, error: failed(what, true) })
+        });
+        self.judge_nearest(answer.as_ref().is_err_and(|failed| failed.what == What::Silent));
         if let Err(failed) = &answer {
             self.heed(turn, failed);
         }
@@ -381,12 +390,27 @@ impl Link {
         let place = beside.entry(here).or_insert(Beside::NotYet(0));
         match place {
             Beside::NotYet(count) if *count < WORTH_A_CONNECTION => *count += 1,
-            Beside::NotYet(_) => *place = Beside::Open(self.servers.channels()),
-            Beside::Open(_) => {}
+            Beside::NotYet(_) => *place = Beside::Open(self.servers.channels(), false),
+            Beside::Open(..) | Beside::Never => {}
         }
         match place {
-            Beside::NotYet(_) => self.channels.get(server).cloned(),
-            Beside::Open(channels) => channels.get(server).cloned(),
+            Beside::NotYet(_) | Beside::Never => self.channels.get(server).cloned(),
+            Beside::Open(channels, _) => channels.get(server).cloned(),
+        }
+    }
+
+    /// What an answer says of the caller's own connection: after a silence the client's is used
+    /// again, for good if the other has never answered, because a runtime may be without any means
+    /// to connect.
+    fn judge_nearest(&self, is_silent: bool) {
+        let Ok(here) = Handle::try_current() else { return };
+        if let Some(place) = unpoisoned(&self.beside).get_mut(&here.id()) {
+            match place {
+                Beside::Open(_, true) if is_silent => *place = Beside::NotYet(0),
+                Beside::Open(_, false) if is_silent => *place = Beside::Never,
+                Beside::Open(_, has_answered) => *has_answered = true,
+                Beside::NotYet(_) | Beside::Never => {}
+            }
         }
     }
 
