@@ -57,6 +57,12 @@ pub(crate) fn soon<T>(
     within(patience(stage), what, future)
 }
 
+/// What a law needs before it begins: it says nothing about how long that may take.
+#[track_caller]
+pub(crate) fn prepared<T>(what: &str, future: impl Future<Output = T>) -> impl Future<Output = T> {
+    within(Duration::from_secs(60), what, future)
+}
+
 /// `future` does not answer within `span`, or the law is broken.
 pub(crate) async fn not_within<T>(span: Duration, what: &str, future: impl Future<Output = T>) {
     if tokio::time::timeout(span, future).await.is_ok() {

@@ -8,7 +8,7 @@ use lockset::engine::Wait;
 use crate::form::Form;
 use crate::process::Process;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, lapse, patience, soon, state_with, terms, within};
+use crate::tools::{Line, claim, lapse, patience, prepared, state_with, terms, within};
 
 /// A holder whose process is killed is succeeded: at once where the engine sees it die, when its
 /// lease ends where it does not.
@@ -20,7 +20,7 @@ pub async fn a_killed_holder_process_is_succeeded(stage: &dyn Stage, form: Form)
     let mut line = Line::new();
     line.join(1, &form.of(&locks, "orphaned", terms(stage)));
     let queued = state_with(&locks, "orphaned", |state| state.waiters.len() == 1);
-    soon(stage, "the waiter is seen", queued).await;
+    prepared("the waiter is seen", queued).await;
     victim.kill();
     let limit = mourning(stage).await;
     let (_, next) = within(limit, "the killed holder is succeeded", line.next()).await;
@@ -34,11 +34,11 @@ pub async fn a_crashed_waiter_delays_nobody_for_long(stage: &dyn Stage, form: Fo
     let holder = form.of(&ours, "gap", terms(stage)).lock().await.unwrap();
     let crash = Crash::waiting(stage, "gap", form.mode()).await;
     let queued = state_with(&ours, "gap", |state| state.waiters.len() == 1);
-    soon(stage, "the waiter that will crash is seen", queued).await;
+    prepared("the waiter that will crash is seen", queued).await;
     let mut line = Line::new();
     line.join(2, &form.of(&theirs, "gap", terms(stage)));
     let queued = state_with(&ours, "gap", |state| state.waiters.len() == 2);
-    soon(stage, "the waiter behind it is seen", queued).await;
+    prepared("the waiter behind it is seen", queued).await;
     let limit = crash.now(stage).await;
     holder.release().await.unwrap();
     drop(within(limit, "the one behind the crashed waiter is served", line.next()).await);
@@ -50,7 +50,7 @@ pub async fn a_crash_gives_permits_back(stage: &dyn Stage) {
     let mode = Mode::Permits { take: 2, limit: 3 };
     let crash = Crash::waiting(stage, "licences", mode).await;
     let granted = state_with(&locks, "licences", |state| state.holders.len() == 1);
-    soon(stage, "two permits are out", granted).await;
+    prepared("two permits are out", granted).await;
     let semaphore = locks.semaphore("licences", 3).unwrap().with(terms(stage)).unwrap();
     assert!(semaphore.try_acquire(2).await.unwrap().is_none(), "one permit is left");
     assert!(semaphore.try_acquire(1).await.unwrap().is_some(), "one permit is left");

@@ -5,7 +5,7 @@ use lockset::{Error, LossReason, Result, Token};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, soon, state_with, terms};
+use crate::tools::{Line, claim, prepared, soon, state_with, terms};
 
 /// Only the claim that took a lock can release it.
 pub async fn a_strangers_release_does_nothing(stage: &dyn Stage, form: Form) {
@@ -88,7 +88,7 @@ pub async fn a_repeated_acquire_changes_nothing(stage: &dyn Stage, form: Form) {
         let queued = state_with(&locks, "again", |state| !state.waiters.is_empty());
         tokio::select! {
             granted = attempt => panic!("granted while held: {granted:?}"),
-            _ = soon(stage, "the waiter is seen", queued) => {}
+            _ = prepared("the waiter is seen", queued) => {}
         }
     }
     let seen = locks.inspect("again").await.unwrap();
@@ -120,7 +120,7 @@ pub async fn a_withdrawn_claim_stays_withdrawn(stage: &dyn Stage, form: Form) {
     let mut line = Line::new();
     line.join(1, &form.of(&locks, "late", terms(stage)));
     let queued = state_with(&locks, "late", |state| state.waiters.len() == 1);
-    soon(stage, "somebody else waits", queued).await;
+    prepared("somebody else waits", queued).await;
     let next = engine.release(&holder, &grant, Some(&held)).await.unwrap();
     assert!(next.is_none(), "a late release granted it");
     let (_, guard) = soon(stage, "the one who waits has it", line.next()).await;

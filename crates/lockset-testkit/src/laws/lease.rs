@@ -5,7 +5,7 @@ use lockset::{LossReason, State};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, lapse, patience, soon, state_with, terms, within};
+use crate::tools::{Line, claim, lapse, patience, prepared, soon, state_with, terms, within};
 
 /// While the guard lives its lease is renewed.
 pub async fn a_kept_guard_outlives_its_ttl(stage: &dyn Stage, form: Form) {
@@ -72,7 +72,7 @@ pub async fn a_dropped_guard_releases(stage: &dyn Stage, form: Form) {
         let mut line = Line::new();
         line.join(1, &form.of(&theirs, "dropped", terms(stage)));
         let queued = state_with(&theirs, "dropped", |state| state.waiters.len() == 1);
-        soon(stage, "the waiter is seen", queued).await;
+        prepared("the waiter is seen", queued).await;
         drop(guard);
         if the_client_too {
             drop(ours);

@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::form::{Alone, Form};
 use crate::stage::{Stage, Time};
-use crate::tools::{Line, soon, soon_free, state_with, terms};
+use crate::tools::{Line, prepared, soon, soon_free, state_with, terms};
 
 /// Dropping a pending `lock()` at any moment leaves neither a lock nor a place in the queue.
 pub async fn a_cancelled_lock_leaves_nothing(stage: &dyn Stage, form: Form) {
@@ -95,7 +95,7 @@ pub async fn close_releases_everything(stage: &dyn Stage) {
     let mut line = Line::new();
     line.join(1, &Form::Mutex.of(&theirs, "closed/Mutex", terms(stage)));
     let queued = state_with(&theirs, "busy", |state| state.waiters.len() == 1);
-    soon(stage, "the waiter is seen", queued).await;
+    prepared("the waiter is seen", queued).await;
 
     soon(stage, "it closes", ours.close()).await.unwrap();
     for guard in &guards {

@@ -5,7 +5,7 @@ use lockset::{Break, Guard, LossReason, State};
 
 use crate::form::Form;
 use crate::stage::{Connection, Stage};
-use crate::tools::{Line, lapse, not_within, patience, soon, state_with, terms, within};
+use crate::tools::{Line, lapse, not_within, patience, prepared, soon, state_with, terms, within};
 
 /// When the home stops answering, the guard says so: first in doubt, then lost, by its deadline
 /// and before anybody else is granted the lock.
@@ -16,7 +16,7 @@ pub async fn a_frozen_server_loses_the_guard_by_its_deadline(stage: &dyn Stage, 
     let mut line = Line::new();
     line.join(1, &form.of(&theirs, "frozen", terms(stage)));
     let queued = state_with(&ours, "frozen", |state| state.waiters.len() == 1);
-    soon(stage, "the waiter is seen", queued).await;
+    prepared("the waiter is seen", queued).await;
     assert_eq!(guard.state(), State::Held);
 
     stage.freeze().await;
@@ -80,7 +80,7 @@ pub async fn a_break_now_is_told_at_once(stage: &dyn Stage, form: Form) {
     let mut line = Line::new();
     line.join(1, &form.of(&theirs, "broken", terms(stage)));
     let queued = state_with(&ours, "broken", |state| state.waiters.len() == 1);
-    soon(stage, "the waiter is seen", queued).await;
+    prepared("the waiter is seen", queued).await;
 
     let broken = operator.force_release("broken", Break::Now).await.unwrap();
     let tokens: Vec<_> = broken.iter().map(|holder| holder.token).collect();
@@ -103,7 +103,7 @@ pub async fn a_gentle_break_ends_with_the_lease(stage: &dyn Stage, form: Form) {
     let mut line = Line::new();
     line.join(1, &form.of(&theirs, "asked", terms(stage)));
     let queued = state_with(&ours, "asked", |state| state.waiters.len() == 1);
-    soon(stage, "the waiter is seen", queued).await;
+    prepared("the waiter is seen", queued).await;
 
     operator.force_release("asked", Break::WhenLeaseEnds).await.unwrap();
     let seen = operator.inspect("asked").await.unwrap();

@@ -4,7 +4,7 @@ use lockset::Lockset;
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, not_within, patience, soon, state_with, terms};
+use crate::tools::{Line, not_within, patience, prepared, soon, state_with, terms};
 
 /// A waiter is woken by the release, not by the end of a lease.
 pub async fn a_release_admits_the_waiter_and_not_its_expiry(stage: &dyn Stage, form: Form) {
@@ -12,7 +12,7 @@ pub async fn a_release_admits_the_waiter_and_not_its_expiry(stage: &dyn Stage, f
     let holder = form.of(&ours, "door", terms(stage)).lock().await.unwrap();
     let mut line = Line::new();
     line.join(1, &form.of(&theirs, "door", terms(stage)));
-    waiters(stage, &ours, "door", 1).await;
+    waiters(&ours, "door", 1).await;
     not_within(patience(stage), "a second holder", line.next()).await;
     let first = holder.token();
     holder.release().await.unwrap();
@@ -28,7 +28,7 @@ pub async fn waiters_of_one_process_are_served_in_order(stage: &dyn Stage, form:
     let mut line = Line::new();
     for number in 0..6 {
         line.join(number, &lock);
-        waiters(stage, &ours, "desk", form.visible(number + 1)).await;
+        waiters(&ours, "desk", form.visible(number + 1)).await;
     }
     for expected in 0..6 {
         guard.release().await.unwrap();
@@ -47,7 +47,7 @@ pub async fn processes_take_turns(stage: &dyn Stage, form: Form) {
         let client = if number % 2 == 0 { &even } else { &odd };
         line.join(number, &form.of(client, "turn", terms(stage)));
         let (evens, odds) = (number / 2 + 1, number.div_ceil(2));
-        waiters(stage, &ours, "turn", form.visible(evens) + form.visible(odds)).await;
+        waiters(&ours, "turn", form.visible(evens) + form.visible(odds)).await;
     }
     for expected in 0..8 {
         guard.release().await.unwrap();
@@ -65,7 +65,7 @@ pub async fn a_release_admits_exactly_one_waiter(stage: &dyn Stage, form: Form) 
     let mut line = Line::new();
     for number in 0..4 {
         line.join(number, &form.of(&stage.client().await, "seat", terms(stage)));
-        waiters(stage, &ours, "seat", number + 1).await;
+        waiters(&ours, "seat", number + 1).await;
     }
     for left in (0..4).rev() {
         guard.release().await.unwrap();
@@ -77,7 +77,7 @@ pub async fn a_release_admits_exactly_one_waiter(stage: &dyn Stage, form: Form) 
 }
 
 /// Waits until the engine knows of `count` waiters.
-async fn waiters(stage: &dyn Stage, locks: &Lockset, name: &str, count: usize) {
+async fn waiters(locks: &Lockset, name: &str, count: usize) {
     let seen = state_with(locks, name, |state| state.waiters.len() == count);
-    soon(stage, &format!("{count} waiters are seen"), seen).await;
+    prepared(&format!("{count} waiters are seen"), seen).await;
 }

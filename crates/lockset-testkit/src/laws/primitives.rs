@@ -6,7 +6,7 @@ use lockset::{Error, State, Ticket};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, not_within, patience, soon, soon_free, state_with, terms, within};
+use crate::tools::{Line, not_within, patience, prepared, soon, soon_free, state_with, terms, within};
 
 /// A reentered lock is released when its last guard is gone.
 pub async fn a_reentered_guard_counts(stage: &dyn Stage, form: Form) {
@@ -77,7 +77,7 @@ pub async fn an_election_shows_its_leader(stage: &dyn Stage) {
     assert!(follower.try_campaign().await.unwrap().is_none(), "two leaders");
     let next = tokio::spawn(async move { follower.campaign().await });
     let queued = state_with(&ours, "chair", |state| state.waiters.len() == 1);
-    soon(stage, "a candidate waits", queued).await;
+    prepared("a candidate waits", queued).await;
     term.release().await.unwrap();
     let term = soon(stage, "the next leads", next).await.unwrap().unwrap();
     // Between two terms there may be a moment without a leader.

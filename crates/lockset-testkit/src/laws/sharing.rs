@@ -8,7 +8,7 @@ use tokio::sync::mpsc::unbounded_channel;
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{claim, not_within, patience, soon, state_with, terms};
+use crate::tools::{claim, not_within, patience, prepared, soon, state_with, terms};
 
 /// Readers together, a writer alone.
 pub async fn readers_share_and_writers_exclude(stage: &dyn Stage) {
@@ -49,7 +49,7 @@ pub async fn a_waiting_writer_is_not_starved(stage: &dyn Stage) {
             let _ = tell.send((write, guard.unwrap()));
         });
         let queued = state_with(&ours, "book", |state| state.waiters.len() == index + 1);
-        soon(stage, "they queue", queued).await;
+        prepared("they queue", queued).await;
     }
     assert!(here.try_read().await.unwrap().is_none(), "a reader passed the waiting writer");
     not_within(patience(stage), "somebody passed the writer", served.recv()).await;
@@ -72,7 +72,7 @@ pub async fn a_downgrade_lets_readers_in_and_keeps_the_token(stage: &dyn Stage) 
     let token = writer.token();
     let waiting = tokio::spawn(async move { (there.read().await.unwrap(), there) });
     let queued = state_with(&ours, "book", |state| state.waiters.len() == 1);
-    soon(stage, "a reader waits", queued).await;
+    prepared("a reader waits", queued).await;
     writer.downgrade().await.unwrap();
     let (reader, there) = soon(stage, "it comes in", waiting).await.unwrap();
     assert_eq!((writer.token(), writer.mode()), (token, Mode::Shared));
@@ -121,7 +121,7 @@ pub async fn permits_are_served_in_strict_order(stage: &dyn Stage) {
             let _ = tell.send((take, guard));
         });
         let queued = state_with(&ours, "pool", |state| state.waiters.len() == index + 1);
-        soon(stage, "they queue", queued).await;
+        prepared("they queue", queued).await;
     }
     assert!(here.try_acquire(1).await.unwrap().is_none(), "one passed the queue");
     while let Some(guard) = out.pop() {
