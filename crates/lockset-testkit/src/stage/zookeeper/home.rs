@@ -18,13 +18,42 @@ pub struct Chroot<const N: usize> {
     servers: Option<ZooKeeperServers>,
     chroot: String,
     pub(super) actor: &'static str,
+    leader_dies: bool,
+    /// The leader that died when the home froze.
+    dead: Mutex<Option<usize>>,
 }
 
 impl<const N: usize> Chroot<N> {
     /// An empty home; see [`LocalStage::start`](crate::stage::LocalStage::start).
     pub fn start(actor: &'static str) -> Self {
         let chroot = format!("home-{}", HOMES.fetch_add(1, Ordering::Relaxed));
-        Self { servers: Some(idle_servers(N)), chroot, actor }
+        let (leader_dies, dead) = (false, Mutex::new(None));
+        Self { servers: Some(idle_servers(N)), chroot, actor, leader_dies, dead }
+    }
+
+    /// When the home freezes its leader does not only stop but dies, and comes back in the thaw.
+    pub fn whose_leader_dies(mut self) -> Self {
+        self.leader_dies = true;
+        self
+    }
+
+    pub(super) fn freeze_all(&self) {
+        let servers = self.servers();
+        if self.leader_dies {
+            let leader = servers.leader();
+            servers.nodes()[leader].kill();
+            *self.dead.lock().unwrap() = Some(leader);
+        }
+        servers.freeze();
+    }
+
+    pub(super) fn thaw_all(&self) {
+        let servers = self.servers();
+        servers.thaw();
+        if let Some(dead) = self.dead.lock().unwrap().take() {
+            servers.nodes()[dead].start_again();
+            servers.await_serving();
+        }
     }
 
     /// The servers.

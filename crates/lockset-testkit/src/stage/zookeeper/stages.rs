@@ -57,11 +57,11 @@ impl<const N: usize> Stage for Chroot<N> {
     }
 
     async fn freeze(&self) {
-        self.servers().freeze();
+        self.freeze_all();
     }
 
     async fn thaw(&self) {
-        self.servers().thaw();
+        self.thaw_all();
     }
 
     async fn restart(&self) {
