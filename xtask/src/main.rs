@@ -99,7 +99,10 @@ fn bench() -> Outcome {
     for (package, bench) in [("lockset", "memory"), ("lockset", "local"), ("lockset-cli", "run")] {
         cargo(&["bench", "-q", "-p", package, "--bench", bench])?;
     }
-    cargo(&["run", "-q", "--release", "-p", "lockset-bench", "--", "redis"])
+    for engine in ["redis", "etcd", "zookeeper", "redlock"] {
+        cargo(&["run", "-q", "--release", "-p", "lockset-bench", "--", engine])?;
+    }
+    Ok(())
 }
 
 fn step<T>(title: &str, work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
