@@ -6,7 +6,9 @@ use lockset::{Error, State, Ticket};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, not_within, patience, prepared, soon, soon_free, state_with, terms, within};
+use crate::tools::{
+    Line, not_within, patience, prepared, soon, soon_free, state_with, terms, within,
+};
 
 /// A reentered lock is released when its last guard is gone.
 pub async fn a_reentered_guard_counts(stage: &dyn Stage, form: Form) {

@@ -22,8 +22,8 @@ use crate::name::Name;
 /// At most so many travel together; a server takes 128 operations, those of the parts included.
 const MOST: usize = 96;
 
-/// Whoever waits so long for one that went alone does so too: the future that sent it may rest, while
-/// its caller is busy with something else.
+/// Whoever waits so long for one that went alone does so too: the future that sent it may rest,
+/// while its caller is busy with something else.
 const LONG: Duration = Duration::from_millis(200);
 
 type Acted = Result<TxnResponse, Failed>;

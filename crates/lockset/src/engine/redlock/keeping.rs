@@ -251,8 +251,8 @@ impl Core {
         self.released(claim, yes, no)
     }
 
-    /// An attempt is over while a node is still asked. Whoever waits for the answer may rest, as its
-    /// runtime does, so it is looked later whether it came. One look serves for many.
+    /// An attempt is over while a node is still asked. Whoever waits for the answer may rest, as
+    /// its runtime does, so it is looked later whether it came. One look serves for many.
     fn look_again(self: &Arc<Self>, attempt: &Arc<Attempt>) {
         let mut late = unpoisoned(&self.late);
         late.push((self.clock.now() + LATE, attempt.clone()));
