@@ -377,9 +377,16 @@ impl Core {
                 };
                 // Somebody may have removed the chroot, too.
                 let chroot = &self.paths.chroot;
-                self.make_nodes(session, "", chroot, Kind::Persistent).await?;
-                self.make_nodes(session, chroot, &asking.parent, kind).await?;
-                Ok(Settled::Again)
+                let mut made = self.make_nodes(session, "", chroot, Kind::Persistent).await;
+                if made.is_ok() {
+                    made = self.make_nodes(session, chroot, &asking.parent, kind).await;
+                }
+                match made {
+                    Ok(()) => Ok(Settled::Again),
+                    // Made or not, the next connection finds out.
+                    Err(error) if error.is_retryable() => Err(Fault::Unknown.into()),
+                    Err(error) => Err(error.into()),
+                }
             }
         }
     }
