@@ -15,7 +15,7 @@ const TTL: Duration = Duration::from_secs(6);
 /// Too short for a session to end.
 const SOON: Duration = Duration::from_millis(1500);
 /// How long an election may take on a busy machine.
-const ELECTION: Duration = Duration::from_secs(10);
+const ELECTION: Duration = Duration::from_secs(40);
 
 fn home() -> (Home, Eyes) {
     let home = Home::start("");
