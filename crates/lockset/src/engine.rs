@@ -242,6 +242,24 @@ pub struct Claim {
     pub replicas: Option<Replicas>,
 }
 
+#[cfg(test)]
+impl Claim {
+    /// A fresh exclusive claim, as the front would make it.
+    pub(crate) fn plain(name: &str, ttl: Duration) -> Self {
+        Self {
+            id: ClaimId::random(),
+            name: name.parse().unwrap(),
+            mode: Mode::Exclusive,
+            ttl,
+            fixed: false,
+            floor: None,
+            note: Note::default(),
+            detachable: false,
+            replicas: None,
+        }
+    }
+}
+
 /// How many replicas of a server must have a grant before it is believed, where replication does
 /// not wait by itself.
 ///

@@ -74,7 +74,7 @@ impl Core {
         let entering = self.first_request(claim, wait, limit);
         let Some(entered) = self.clock.before(limit, entering).await else {
             // What was sent may still be executed.
-            if self.places().find(claim.id).is_some_and(|place| place.is_dirty) {
+            if self.places().is_dirty(claim.id) {
                 self.retire_lease_of(claim.id);
             }
             self.places().withdraw(claim.id, self.clock.now());
@@ -129,7 +129,7 @@ impl Core {
     /// A claim that was refused has no key; but one that was asked for without an answer before
     /// may still get it.
     async fn leave_unheld(&self, claim: &Claim) -> Result<()> {
-        if self.places().find(claim.id).is_some_and(|place| place.is_dirty) {
+        if self.places().is_dirty(claim.id) {
             return self.withdraw(claim).await;
         }
         if let Some(place) = self.forget(claim.id) {
@@ -151,7 +151,7 @@ impl Core {
         };
         let now = self.clock.now();
         let mut places = self.places();
-        places.enter(claim, self.layout.claim(&claim.name, lease.id, claim.id), &lease, now);
+        places.enter(claim, &lease, &self.layout, now);
         places.asks(claim.id);
         let place = places.find(claim.id).cloned();
         drop(places);

@@ -20,9 +20,8 @@ impl Core {
     ) -> Result<Option<Grant>> {
         let not_held = || Error::NotHeld { name: claim.name.clone() };
         let key = self.key_of(claim, grant).ok_or_else(not_held)?;
-        let place = self.places().find(claim.id).cloned();
+        let is_dirty = self.places().is_dirty(claim.id);
         let at = i64::try_from(grant.token.get()).unwrap_or(i64::MAX);
-        let is_dirty = place.as_ref().is_some_and(|place| place.is_dirty);
         let mut next = next.and_then(|next| self.take_along(next));
         let mut given = self.give_with(claim, &key, at, is_dirty, next.as_ref()).await;
         if let Err(failed) = &given
@@ -130,9 +129,8 @@ impl Core {
         }
         let lease = self.leases.ready(next.ttl)?;
         let believed = lease.valid_until();
-        let key = self.layout.claim(&next.name, lease.id, next.id);
         let mut places = self.places();
-        places.enter(next, key, &lease, self.clock.now());
+        places.enter(next, &lease, &self.layout, self.clock.now());
         let place = places.find(next.id).cloned()?;
         let was_dirty = places.doubt(next.id);
         drop(places);

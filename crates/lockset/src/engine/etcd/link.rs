@@ -346,7 +346,7 @@ impl Link {
         F: Future<Output = Result<T, Status>>,
     {
         let turn = *self.turn.borrow();
-        let Some(channel) = self.nearest(turn) else {
+        let Some((channel, is_callers)) = self.nearest(turn) else {
             return Err(refused(failed("no server is named".to_owned(), false)));
         };
         let left = give_up.since(self.clock.now());
@@ -368,7 +368,9 @@ impl Link {
             let what = format!("no answer from {} within {left:.1?}", self.host(turn));
             Err(Failed { what: What::Silent, unknown: true, error: failed(what, true) })
         });
-        self.judge_nearest(answer.as_ref().is_err_and(|failed| failed.what == What::Silent));
+        if is_callers {
+            self.judge_callers(answer.as_ref().is_err_and(|failed| failed.what == What::Silent));
+        }
         if let Err(failed) = &answer {
             self.heed(turn, failed);
         }
@@ -376,12 +378,13 @@ impl Link {
     }
 
     /// The channel to the server whose turn it is: one on the caller's own runtime if that asks
-    /// often, for then no other thread has to be woken on the way.
-    fn nearest(&self, turn: usize) -> Option<Channel> {
+    /// often, for then no other thread has to be woken on the way. Whether it is the caller's.
+    fn nearest(&self, turn: usize) -> Option<(Channel, bool)> {
         let server = turn % self.channels.len().max(1);
+        let of_the_client = || self.channels.get(server).map(|channel| (channel.clone(), false));
         let here = Handle::try_current().map_or(self.home, |here| here.id());
         if here == self.home {
-            return self.channels.get(server).cloned();
+            return of_the_client();
         }
         let mut beside = unpoisoned(&self.beside);
         if beside.len() >= MOST_BESIDE && !beside.contains_key(&here) {
@@ -394,15 +397,15 @@ impl Link {
             Beside::Open(..) | Beside::Never => {}
         }
         match place {
-            Beside::NotYet(_) | Beside::Never => self.channels.get(server).cloned(),
-            Beside::Open(channels, _) => channels.get(server).cloned(),
+            Beside::NotYet(_) | Beside::Never => of_the_client(),
+            Beside::Open(channels, _) => channels.get(server).map(|own| (own.clone(), true)),
         }
     }
 
     /// What an answer says of the caller's own connection: after a silence the client's is used
     /// again, for good if the other has never answered, because a runtime may be without any means
     /// to connect.
-    fn judge_nearest(&self, is_silent: bool) {
+    fn judge_callers(&self, is_silent: bool) {
         let Ok(here) = Handle::try_current() else { return };
         if let Some(place) = unpoisoned(&self.beside).get_mut(&here.id()) {
             match place {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::keys::Layout;
 use super::leases::Lease;
 use crate::clock::Moment;
 use crate::engine::withdrawn::Withdrawn;
@@ -70,13 +71,20 @@ impl Places {
         self.places.get(&id)
     }
 
-    /// A place for a claim, whose key is this one if there is none to spare. If it has a place
-    /// already, that one stays.
-    pub(super) fn enter(&mut self, claim: &Claim, key: Vec<u8>, lease: &Arc<Lease>, now: Moment) {
+    /// A place for a claim, with a key to spare if there is one. If it has a place already, that
+    /// one stays.
+    pub(super) fn enter(
+        &mut self,
+        claim: &Claim,
+        lease: &Arc<Lease>,
+        layout: &Layout,
+        now: Moment,
+    ) {
         let spare = &mut self.spare;
         self.places.entry(claim.id).or_insert_with(|| Place {
             name: claim.name.clone(),
-            key: take_spare(spare, claim, lease).unwrap_or(key),
+            key: take_spare(spare, claim, lease)
+                .unwrap_or_else(|| layout.claim(&claim.name, lease.id, claim.id)),
             lease: lease.clone(),
             token: None,
             is_dirty: false,
@@ -84,6 +92,11 @@ impl Places {
             lapses: now + lease.ttl,
             may_travel: claim.detachable,
         });
+    }
+
+    /// Whether a request that creates this claim's key was not answered.
+    pub(super) fn is_dirty(&self, id: ClaimId) -> bool {
+        self.find(id).is_some_and(|place| place.is_dirty)
     }
 
     /// Somebody waits for this claim's grant from now on.
@@ -256,32 +269,20 @@ fn take_spare(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Mode;
-    use crate::name::Note;
 
     #[test]
     fn a_claim_that_lapsed_neither_holds_nor_enters_again() {
         let at = |secs: u64| Moment::from_nanos(secs * 1_000_000_000);
         let ttl = Duration::from_secs(3);
-        let claim = Claim {
-            id: ClaimId::random(),
-            name: "lapsed".parse().unwrap(),
-            mode: Mode::Exclusive,
-            ttl,
-            fixed: false,
-            floor: None,
-            note: Note::default(),
-            detachable: false,
-            replicas: None,
-        };
+        let (claim, layout) = (Claim::plain("lapsed", ttl), Layout::new("p", false));
         let (mut places, lease) = (Places::default(), Lease::new(1, ttl, true, at(100)));
-        places.enter(&claim, b"key".to_vec(), &lease, at(100));
+        places.enter(&claim, &lease, &layout, at(100));
         assert!(places.holds(claim.id, Token::new(1), at(103)));
         assert!(places.due(at(102)).leaving.is_empty());
         assert_eq!(places.due(at(104)).leaving.len(), 1);
         assert!(!places.holds(claim.id, Token::new(1), at(110)), "its key is being deleted");
         places.left(claim.id);
-        places.enter(&claim, b"key".to_vec(), &lease, at(105));
+        places.enter(&claim, &lease, &layout, at(105));
         assert_eq!(places.doubt(claim.id), None, "a late request of it is not sent");
     }
 }

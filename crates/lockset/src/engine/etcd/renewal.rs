@@ -108,7 +108,7 @@ impl Core {
         // Not believed before it is confirmed.
         let lease = Lease::new(lease, claim.ttl, false, Moment::from_nanos(0));
         let mut places = self.places();
-        places.enter(claim, key.clone(), &lease, self.clock.now());
+        places.enter(claim, &lease, &self.layout, self.clock.now());
         match places.holds(claim.id, grant.token, self.clock.now() + claim.ttl) {
             true => Ok((lease, key)),
             false => Err(lost()),

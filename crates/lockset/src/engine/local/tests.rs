@@ -5,8 +5,7 @@ use std::time::Instant;
 use super::*;
 use crate::clock::Moment;
 use crate::engine::memory::Memory;
-use crate::engine::{Cell, ClaimId, Mode};
-use crate::name::Note;
+use crate::engine::{Cell, Mode};
 
 /// Well below the safety net: whoever is this fast was told.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -22,17 +21,7 @@ fn clients() -> (tempfile::TempDir, Local, Local) {
 }
 
 fn claim(name: &str, mode: Mode) -> Claim {
-    Claim {
-        id: ClaimId::random(),
-        name: name.parse().unwrap(),
-        mode,
-        ttl: Duration::from_secs(60),
-        fixed: false,
-        floor: None,
-        note: Note::default(),
-        detachable: false,
-        replicas: None,
-    }
+    Claim { mode, ..Claim::plain(name, Duration::from_secs(60)) }
 }
 
 fn exclusive() -> Claim {

@@ -197,8 +197,6 @@ impl Waiter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Mode;
-    use crate::name::Note;
 
     const TTL: Duration = Duration::from_secs(30);
 
@@ -207,17 +205,7 @@ mod tests {
     }
 
     fn waiter() -> Waiter {
-        Waiter::new(Claim {
-            id: ClaimId::from_bits(7),
-            name: "name".parse().unwrap(),
-            mode: Mode::Exclusive,
-            ttl: TTL,
-            fixed: false,
-            floor: None,
-            note: Note::default(),
-            detachable: false,
-            replicas: None,
-        })
+        Waiter::new(Claim::plain("name", TTL))
     }
 
     /// Asked at 1 s, and answered "queued" with this stamp 100 ms later.

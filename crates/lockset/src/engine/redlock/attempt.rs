@@ -263,22 +263,10 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Mode;
-    use crate::name::Note;
     use std::time::Duration;
 
     fn claim() -> Claim {
-        Claim {
-            id: ClaimId::random(),
-            name: "n".parse().unwrap(),
-            mode: Mode::Exclusive,
-            ttl: Duration::from_secs(1),
-            fixed: false,
-            floor: None,
-            note: Note::default(),
-            detachable: false,
-            replicas: None,
-        }
+        Claim::plain("n", Duration::from_secs(1))
     }
 
     fn granted(token: u64, ends: u64) -> At {
