@@ -1,12 +1,12 @@
 //! The laws on one etcd server, each with a prefix of its own.
 
 #[macro_use]
-mod server_laws;
+mod common_laws;
 
 use lockset_testkit::stage::EtcdStage;
 
 // Its tokens are revisions of the store.
-laws_of_servers!(
+common_laws!(
     etcd,
     EtcdStage::start,
     and: [a_cut_session_is_told],

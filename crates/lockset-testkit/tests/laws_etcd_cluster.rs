@@ -1,12 +1,12 @@
 //! The laws on a cluster of three etcd servers, each with a prefix of its own.
 
 #[macro_use]
-mod server_laws;
+mod common_laws;
 
 use lockset_testkit::stage::EtcdStage;
 
 // Its tokens are revisions of the store.
-laws_of_servers!(
+common_laws!(
     etcd_cluster,
     EtcdStage::start_cluster,
     and: [a_cut_session_is_told],

@@ -1,11 +1,11 @@
 //! The laws on a Redis server of their own, one for each law.
 
 #[macro_use]
-mod server_laws;
+mod common_laws;
 
 use lockset_testkit::stage::RedisStage;
 
-laws_of_servers!(
+common_laws!(
     redis,
     RedisStage::start,
     and: [

@@ -1,12 +1,12 @@
 //! The laws on a Redis master with replicas and sentinels, all of their own, for each law.
 
 #[macro_use]
-mod server_laws;
+mod common_laws;
 
 use lockset_testkit::stage::SentinelStage;
 
 // Its client is told by the sentinels where the master is, so a proxy would not stay in the way.
-laws_of_servers!(
+common_laws!(
     redis_sentinel,
     SentinelStage::start,
     and: [a_given_floor_is_exact, raising_lifts_the_fence_and_refuses_to_lower_it],

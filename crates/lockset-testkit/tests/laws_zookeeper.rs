@@ -1,12 +1,12 @@
 //! The laws on one ZooKeeper server, which many laws use one after the other.
 
 #[macro_use]
-mod server_laws;
+mod common_laws;
 
 use lockset_testkit::stage::ZooKeeperStage;
 
 // Its tokens are transactions of the servers.
-laws_of_servers!(
+common_laws!(
     zookeeper,
     ZooKeeperStage::start,
     and: [a_cut_session_is_told],

@@ -1,12 +1,12 @@
 //! The laws on an ensemble of three ZooKeeper servers, which many laws use one after the other.
 
 #[macro_use]
-mod server_laws;
+mod common_laws;
 
 use lockset_testkit::stage::ZooKeeperEnsembleStage;
 
 // Its tokens are transactions of the servers.
-laws_of_servers!(
+common_laws!(
     zookeeper_ensemble,
     ZooKeeperEnsembleStage::start,
     and: [a_cut_session_is_told],

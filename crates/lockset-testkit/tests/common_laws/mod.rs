@@ -1,7 +1,7 @@
-//! The laws that all engines behind one kind of server obey, however the servers belong together.
-//! Those that some of them refuse are named where they are used, on one side or the other.
+//! The laws that all engines obey which have every mode and are shared by processes. Those that
+//! some of them refuse are named where they are used, on one side or the other.
 
-macro_rules! laws_of_servers {
+macro_rules! common_laws {
     ($suite:ident, $start:expr, and: [$($more:ident),* $(,)?], not: [$($less:ident),*]) => {
         lockset_testkit::suite! {
             $suite;
