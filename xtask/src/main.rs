@@ -74,21 +74,29 @@ fn features_by_themselves(counts: &mut Counts) -> Outcome {
 
 /// Examples run as they are printed; each ends by itself and fails by its exit code.
 fn examples(counts: &mut Counts) -> Outcome {
-    let mut names: Vec<String> = std::fs::read_dir("crates/lockset/examples")
-        .map_err(|error| format!("crates/lockset/examples: {error}"))?
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_suffix(".rs").map(String::from))
-        .collect();
-    names.sort();
-    for name in names {
-        match cargo(&["run", "-q", "-p", "lockset", "--example", &name]) {
-            Ok(()) => counts.passed += 1,
-            Err(why) => {
-                counts.failed += 1;
-                return Err(why);
+    for package in ["lockset", "lockset-testkit"] {
+        for name in examples_of(package)? {
+            match cargo(&["run", "-q", "-p", package, "--example", &name]) {
+                Ok(()) => counts.passed += 1,
+                Err(why) => {
+                    counts.failed += 1;
+                    return Err(why);
+                }
             }
         }
     }
     Ok(())
+}
+
+fn examples_of(package: &str) -> Outcome<Vec<String>> {
+    let folder = format!("crates/{package}/examples");
+    let entries = std::fs::read_dir(&folder).map_err(|error| format!("{folder}: {error}"))?;
+    let name = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.ok()?.file_name().to_str()?.strip_suffix(".rs").map(String::from)
+    };
+    let mut names: Vec<String> = entries.filter_map(name).collect();
+    names.sort();
+    Ok(names)
 }
 
 fn bench() -> Outcome {

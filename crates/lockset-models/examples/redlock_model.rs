@@ -27,5 +27,9 @@ fn searches() -> Vec<(&'static str, Scenario)> {
         ("two attempts, 6 seeds", two().seeds(6)),
         ("three attempts, 1 seed", three().seeds(1)),
         ("three attempts, 1 duplicate", three().duplicates(1)),
+        ("five nodes, 1 seed, 1 duplicate", Scenario::new(5, 2).seeds(1).duplicates(1)),
+        ("three attempts, 2 seeds", three().seeds(2)),
+        ("three attempts, 1 seed, 1 duplicate", three().seeds(1).duplicates(1)),
+        ("five nodes, three attempts", Scenario::new(5, 3)),
     ]
 }

@@ -157,7 +157,7 @@ fn a_clock_ahead_of_all_tokens_makes_up_for_most_of_a_forgotten_fence() {
 
 /// What a node forgot it cannot deny: a holder who seeds it again takes it from a newer one.
 #[test]
-fn a_node_that_forgot_must_not_count_when_it_is_seeded_again() {
+fn a_node_that_forgot_and_is_seeded_again_is_taken_from_a_newer_holder() {
     let scenario = two().crashes(1, Restart::AtOnce).proposals(Proposals::Clock(6)).seeds(1);
     is_broken(&scenario, Breach::ExtendedThoughOld, 12);
 }

@@ -38,6 +38,20 @@ async fn a_release_with_next_in_a_crowd_is_told_as_done() {
     assert!(released.is_ok(), "{released:?}");
 }
 
+/// Its request is under way, and nobody looks for the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_future_that_rests_does_not_stall_the_others() {
+    let server = RedisServer::start();
+    let redis = engine(&server.url()).await;
+    redis.acquire(&claim("warm"), Wait::No).await.unwrap().unwrap();
+    let (first, other) = (claim("resting"), claim("other"));
+    let mut resting = redis.acquire(&first, Wait::No);
+    assert!(futures_util::poll!(resting.as_mut()).is_pending());
+    let soon = tokio::time::timeout(Duration::from_secs(1), redis.acquire(&other, Wait::No));
+    assert!(soon.await.expect("it waits for one that rests").unwrap().is_some());
+    assert!(resting.await.unwrap().is_some());
+}
+
 /// An attempt whose first request was lost, and that was told "busy".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_attempt_leaves_nothing_behind() {

@@ -17,6 +17,8 @@ use crate::error::{Error, LossReason, Result};
 use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
 
+#[cfg(any(feature = "redis", feature = "etcd"))]
+mod crowd;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 #[cfg(feature = "local")]

@@ -30,7 +30,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use self::claims::unsupported;
-use self::crowd::Crowd;
+use self::crowd::Coach;
 use self::keys::Layout;
 use self::leases::{Lease, Leases};
 use self::link::{Link, PATIENCE, What};
@@ -151,7 +151,7 @@ struct Core {
     layout: Layout,
     identity: String,
     leases: Leases,
-    crowd: Arc<Crowd>,
+    coach: Arc<Coach>,
     stand: Stand,
     places: Mutex<Places>,
     clock: Clock,
@@ -197,7 +197,7 @@ impl Etcd {
         let (tell, signals) = mpsc::unbounded_channel();
         let core = Arc::new(Core {
             leases: Leases::new(link.clone(), clock.clone()),
-            crowd: Crowd::new(link.clone(), runtime.clone(), layout.clone()),
+            coach: Coach::new(link.clone(), runtime.clone(), layout.clone()),
             link,
             layout,
             identity,

@@ -167,9 +167,10 @@ impl Redis {
         let waiters = Arc::<Waiters>::default();
         let (tell, signals) = mpsc::unbounded_channel();
         let postman = postman(waiters.clone(), tell);
+        let scripts = Arc::new(Scripts::new(options.fence_idle));
         let core = Arc::new(Core {
-            nodes: Nodes::open(servers, inbox, postman).await?,
-            scripts: Arc::new(Scripts::new(options.fence_idle)),
+            nodes: Nodes::open(servers, inbox, postman, scripts.clone()).await?,
+            scripts,
             prefix: options.prefix,
             identity,
             replicas: options.replicas,

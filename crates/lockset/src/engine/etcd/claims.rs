@@ -317,7 +317,7 @@ impl Core {
         let mut pause = PAUSES.0;
         loop {
             let Some(was_dirty) = self.places().doubt(claim.id) else { return Ok(None) };
-            let failed = match self.crowd.act(&claim.name, txn.clone()).await {
+            let failed = match self.coach.act(&claim.name, txn.clone()).await {
                 Ok(answer) => {
                     self.places().settle(claim.id, was_dirty);
                     return Ok(Some(answer));

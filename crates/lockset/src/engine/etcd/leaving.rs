@@ -102,7 +102,7 @@ impl Core {
         let give_up = self.clock.now() + PERSISTENCE;
         let (mut pause, mut repeated) = (PAUSES.0, false);
         loop {
-            let mut failed = match self.crowd.act(&claim.name, txn.clone()).await {
+            let mut failed = match self.coach.act(&claim.name, txn.clone()).await {
                 Ok(answer) => return Ok((answer, repeated)),
                 Err(failed) => failed,
             };

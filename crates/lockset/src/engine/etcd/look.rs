@@ -25,6 +25,8 @@ use crate::name::{Name, Prefix};
 const QUESTIONS: usize = 32;
 /// How often a claim that changes while it is broken is tried.
 const TRIES: usize = 8;
+/// A watch looks which names are still in use when it knows so many more than were.
+const ROOM: usize = 1024;
 const PAUSE: Duration = Duration::from_millis(200);
 /// The lease of a key that had none, when it is to end.
 const NO_LEASE: Duration = Duration::from_secs(60);
@@ -232,7 +234,7 @@ async fn report(core: std::sync::Weak<Core>, scope: Scope, tell: mpsc::Unbounded
     let Some((mut claims, mut cells)) = core.upgrade().map(|core| readers(&core, &scope)) else {
         return;
     };
-    let mut known = BTreeSet::new();
+    let mut known = Known::default();
     loop {
         let news = tokio::select! {
             news = claims.next() => news,
@@ -242,12 +244,20 @@ async fn report(core: std::sync::Weak<Core>, scope: Scope, tell: mpsc::Unbounded
         let Some(core) = core.upgrade() else { return };
         let changed = match news {
             None => return,
-            Some(News::Changed { key, .. }) => core.layout.name_of(&key).into_iter().collect(),
+            Some(News::Changed { key, .. }) => {
+                let name = core.layout.name_of(&key).filter(|name| scope.covers(name));
+                known.names.extend(name.clone());
+                let gone = match known.are_many() {
+                    true => known.renewed(in_scope(&core, &scope).await),
+                    false => BTreeSet::new(),
+                };
+                gone.into_iter().chain(name).collect()
+            }
             // All that is there, and all that was and may have gone meanwhile.
             Some(News::Fresh) => {
-                let mut names = in_scope(&core, &scope).await;
-                names.extend(known.iter().cloned());
-                names
+                let used = in_scope(&core, &scope).await;
+                let gone = known.renewed(used.clone());
+                &used | &gone
             }
             // Whoever reads is told why.
             Some(News::Refused(error)) => {
@@ -255,12 +265,33 @@ async fn report(core: std::sync::Weak<Core>, scope: Scope, tell: mpsc::Unbounded
                 return;
             }
         };
-        for name in changed.into_iter().filter(|name| scope.covers(name)) {
-            known.insert(name.clone());
+        for name in changed {
             if tell.send(name).is_err() {
                 return;
             }
         }
+    }
+}
+
+/// The names that were seen, for those who go while nobody can look.
+#[derive(Default)]
+struct Known {
+    names: BTreeSet<Name>,
+    /// So many of them were in use when that was last looked up.
+    used: usize,
+}
+
+impl Known {
+    /// Whether most of them may not be in use any more.
+    fn are_many(&self) -> bool {
+        self.names.len() > 2 * self.used + ROOM
+    }
+
+    /// Knows only those in use from now on. Those who are forgotten by that.
+    fn renewed(&mut self, used: BTreeSet<Name>) -> BTreeSet<Name> {
+        self.used = used.len();
+        let before = std::mem::replace(&mut self.names, used);
+        &before - &self.names
     }
 }
 
@@ -289,5 +320,26 @@ async fn in_scope(core: &Core, scope: &Scope) -> BTreeSet<Name> {
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_does_not_remember_names_for_ever_and_tells_of_those_it_forgets() {
+        let names = |numbers: std::ops::Range<usize>| -> BTreeSet<Name> {
+            numbers.map(|number| format!("n{number}").parse().unwrap()).collect()
+        };
+        let mut known = Known::default();
+        known.names.extend(names(0..ROOM));
+        assert!(!known.are_many());
+        known.names.extend(names(ROOM..ROOM + 1));
+        assert!(known.are_many());
+        assert_eq!(known.renewed(names(0..10)), names(10..ROOM + 1));
+        assert_eq!(known.names, names(0..10));
+        known.names.extend(names(0..ROOM + 20));
+        assert!(!known.are_many(), "it would look again too often");
     }
 }

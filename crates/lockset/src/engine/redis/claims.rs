@@ -145,7 +145,7 @@ impl Core {
     ) -> Acted {
         let request = Arc::new(Request { keys: self.keys(name), give, take });
         match self.nodes.at_hand() {
-            Some(up) => up.act(&self.scripts, &request, patience).await,
+            Some(up) => up.act(&request, patience).await,
             None => Box::pin(self.act_afar(&request, patience)).await,
         }
     }
@@ -156,7 +156,7 @@ impl Core {
         loop {
             let (node, left) = way.node().await?;
             let up = node.nearest(node.link.up(left).await?);
-            let acted = up.act(&self.scripts, request, left).await;
+            let acted = up.act(request, left).await;
             if let Some(acted) = way.follow(acted).await {
                 return acted;
             }

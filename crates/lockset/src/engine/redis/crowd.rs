@@ -1,23 +1,20 @@
-//! Requests that travel together.
+//! Requests that travel together, in one script: see `crate::engine::crowd`.
 //!
-//! A request that finds its connection idle goes alone, at once. Those that come while it is under
-//! way wait for each other, and leave in one script when it is back: a crowd costs the server
-//! little more than its commands. Together they get the usual case only; one whose lock is not as
-//! expected then goes alone.
+//! Together they get the usual case only; one whose lock is not as expected then goes alone.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
 
 use super::keys::{self, Keys};
 use super::link::{Answer, Unanswered, Up, failed};
-use super::scripts::{Script, Scripts};
+use super::scripts::Script;
 use super::waiting::Waiter;
 use super::{BATCH, PATIENCE};
+use crate::engine::crowd::{Carrier, Crowd, Entered};
 use crate::engine::{Claim, ClaimId, Mode};
-use crate::mutual::unpoisoned;
 use crate::name::Note;
 use crate::token::Token;
 
@@ -63,12 +60,6 @@ impl Request {
     fn is_both(&self) -> bool {
         self.give.is_some() && self.take.is_some()
     }
-
-    /// Whether those to take have the same ttl, if both take something.
-    fn goes_with(&self, other: &Self) -> bool {
-        let (Some(one), Some(other)) = (&self.take, &other.take) else { return true };
-        one.waiter.claim.ttl == other.waiter.claim.ttl
-    }
 }
 
 impl Claim {
@@ -82,106 +73,39 @@ impl Claim {
 type Both = (Option<Value>, Option<Value>);
 pub(super) type Acted = Result<Both, Unanswered>;
 
-/// The requests that wait for the one under way.
-#[derive(Debug)]
-pub(super) struct Crowd {
-    /// Keys of different slots cannot travel together in a cluster.
-    allowed: bool,
-    line: Mutex<Line>,
-}
-
-#[derive(Debug, Default)]
-struct Line {
-    under_way: bool,
-    waiting: Vec<Waiting>,
-}
-
-type Waiting = (Arc<Request>, oneshot::Sender<Acted>);
-
-impl Crowd {
-    pub(super) fn new(allowed: bool) -> Self {
-        Self { allowed, line: Mutex::default() }
-    }
-
-    fn line(&self) -> MutexGuard<'_, Line> {
-        unpoisoned(&self.line)
-    }
-}
-
-impl Line {
-    /// Those who can leave together now, requests for both first.
-    fn leave(&mut self) -> Vec<Waiting> {
-        let (mut leaving, mut staying): (Vec<Waiting>, Vec<Waiting>) = Default::default();
-        let mut first = None;
-        for (request, tell) in self.waiting.drain(..) {
-            let first = first.get_or_insert_with(|| request.clone());
-            if leaving.len() >= BATCH || !first.goes_with(&request) {
-                staying.push((request, tell));
-            } else if !tell.is_closed() {
-                // The first that takes something says the ttl of all.
-                if first.take.is_none() {
-                    *first = request.clone();
-                }
-                leaving.push((request, tell));
-            }
-        }
-        self.waiting = staying;
-        if leaving.iter().any(|(request, _)| request.is_both()) {
-            leaving.sort_by_key(|(request, _)| !request.is_both());
-        }
-        leaving
-    }
-}
-
 impl Up {
     /// Sends a request, alone or with others.
-    pub(super) async fn act(
-        self: &Arc<Self>,
-        scripts: &Arc<Scripts>,
-        request: &Arc<Request>,
-        patience: Duration,
-    ) -> Acted {
-        if !self.crowd.allowed || !request.is_usual() {
-            return Box::pin(self.act_alone(scripts, request, patience)).await;
+    pub(super) async fn act(self: &Arc<Self>, request: &Arc<Request>, patience: Duration) -> Acted {
+        if !self.in_crowds || !request.is_usual() {
+            return Box::pin(self.act_alone(request, patience)).await;
         }
-        let answer = {
-            let mut line = self.crowd.line();
-            if line.under_way {
-                let (tell, answer) = oneshot::channel();
-                line.waiting.push((request.clone(), tell));
-                Some(answer)
-            } else {
-                line.under_way = true;
-                None
-            }
-        };
-        let Some(answer) = answer else {
-            let _turn = Turn { up: self, scripts };
-            return Box::pin(self.act_alone(scripts, request, patience)).await;
+        let behind = match Crowd::enter(self, request) {
+            Entered::Alone(_turn) => return Box::pin(self.act_alone(request, patience)).await,
+            Entered::Behind(behind) => behind,
         };
         let answer = match patience < PATIENCE {
-            true => Box::pin(tokio::time::timeout(patience, answer)).await.ok(),
+            true => Box::pin(tokio::time::timeout(patience, behind.answer())).await.ok().flatten(),
             // The one who leads is not more patient than that.
-            false => Some(answer.await),
+            false => behind.answer().await,
         };
         match answer {
             // Not the usual case.
-            Some(Ok(Ok((Some(Value::Nil), _) | (None, Some(Value::Nil))))) => {
-                Box::pin(self.act_alone(scripts, request, patience)).await
+            Some(Ok((Some(Value::Nil), _) | (None, Some(Value::Nil)))) => {
+                Box::pin(self.act_alone(request, patience)).await
             }
             // Given back already; the next asks for itself.
-            Some(Ok(Ok((given, Some(Value::Nil))))) => Ok((given, None)),
-            Some(Ok(acted)) => acted,
+            Some(Ok((given, Some(Value::Nil)))) => Ok((given, None)),
+            Some(acted) => acted,
             // Perhaps sent, perhaps not.
-            _ => {
+            None => {
                 let what = format!("no answer within {patience:.1?}");
                 Err(Unanswered::Unknown(failed(what, true, None)))
             }
         }
     }
 
-    async fn act_alone(&self, scripts: &Scripts, request: &Request, patience: Duration) -> Acted {
-        let (script, command) = self.written(scripts, request);
+    async fn act_alone(&self, request: &Request, patience: Duration) -> Acted {
+        let (script, command) = self.written(request);
         let mut connection = self.connection.clone();
         let answer = self.answer(patience, script.run(&command, &mut connection)).await?;
         Ok(match (&request.give, &request.take, answer) {
@@ -196,10 +120,10 @@ impl Up {
     }
 
     /// The command of a request that goes alone, as `take.lua`, `give.lua` and `pass.lua` read it.
-    fn written<'s>(&self, scripts: &'s Scripts, request: &Request) -> (&'s Script, Cmd) {
-        let keys = &request.keys;
+    fn written(&self, request: &Request) -> (&Script, Cmd) {
+        let (keys, scripts) = (&request.keys, &self.scripts);
         // A cluster must know all keys: see `Core::declared`.
-        let others = match (self.crowd.allowed, request.claim()) {
+        let others = match (self.in_crowds, request.claim()) {
             (false, Some(id)) => keys.others(id).to_vec(),
             _ => Vec::new(),
         };
@@ -248,21 +172,11 @@ impl Up {
         text
     }
 
-    /// Runs `crowd.lua` for these requests. One answer for each, in their order.
-    async fn send(
-        &self,
-        script: &Script,
-        requests: &[Arc<Request>],
-    ) -> Result<Vec<Both>, Unanswered> {
-        let command = self.written_together(script, requests);
-        let mut connection = self.connection.clone();
-        sorted(requests, self.answer(PATIENCE, script.run(&command, &mut connection)).await)
-    }
-
     /// The command, as `crowd.lua` reads it.
-    fn written_together(&self, script: &Script, requests: &[Arc<Request>]) -> Cmd {
-        let gives = || requests.iter().filter_map(|one| one.give.as_ref().map(|give| (one, give)));
-        let takes = || requests.iter().filter_map(|one| one.take.as_ref().map(|take| (one, take)));
+    fn written_together(&self, requests: &[Arc<Request>]) -> Cmd {
+        let script = &self.scripts.crowd;
+        let gives = || both_first(requests).filter_map(|one| Some((one, one.give.as_ref()?)));
+        let takes = || both_first(requests).filter_map(|one| Some((one, one.take.as_ref()?)));
         let (given, taken) = (gives().count(), takes().count());
         let mut command = script.call(given + 3 * taken);
         for (one, _) in gives() {
@@ -299,90 +213,64 @@ impl Up {
     }
 }
 
-/// One whose request is under way alone. Those who came meanwhile leave when it is back.
-struct Turn<'a> {
-    up: &'a Arc<Up>,
-    scripts: &'a Arc<Scripts>,
-}
+impl Carrier for Up {
+    type Request = Arc<Request>;
+    type Answer = Both;
+    type Failed = Unanswered;
 
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let mut line = self.up.crowd.line();
-        if line.waiting.is_empty() {
-            line.under_way = false;
-            return;
-        }
-        drop(line);
-        let leading = Leading { up: self.up.clone(), nobody_waits: false };
-        self.up.runtime.spawn(lead(leading, self.scripts.clone()));
+    fn crowd(&self) -> &Crowd<Self> {
+        &self.crowd
+    }
+
+    fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// All that take something have the same ttl.
+    fn goes_with(&self, leaving: &[Arc<Request>], request: &Arc<Request>) -> bool {
+        let ttl = |one: &Request| one.take.as_ref().map(|take| take.waiter.claim.ttl);
+        let theirs = || leaving.iter().find_map(|one| ttl(one));
+        leaving.len() < BATCH
+            && ttl(request).is_none_or(|own| theirs().is_none_or(|theirs| theirs == own))
+    }
+
+    async fn send(&self, requests: Vec<Arc<Request>>) -> Result<Vec<Both>, Unanswered> {
+        let command = self.written_together(&requests);
+        let mut connection = self.connection.clone();
+        let running = self.scripts.crowd.run(&command, &mut connection);
+        told_apart(&requests, self.answer(PATIENCE, running).await)
+    }
+
+    fn again(failed: &Unanswered) -> Unanswered {
+        failed.again()
+    }
+
+    fn silence(failed: &Unanswered) -> Option<Unanswered> {
+        matches!(failed, Unanswered::Unknown(_)).then(|| failed.again())
     }
 }
 
-/// The one who leads the crowd. If it ends early, because its runtime does, nobody waits in vain.
-struct Leading {
-    up: Arc<Up>,
-    nobody_waits: bool,
-}
-
-impl Drop for Leading {
-    fn drop(&mut self) {
-        if !self.nobody_waits {
-            let mut line = self.up.crowd.line();
-            line.under_way = false;
-            line.waiting.clear();
-        }
-    }
-}
-
-/// Sends all who wait, together, until nobody does.
-async fn lead(mut leading: Leading, scripts: Arc<Scripts>) {
-    let up = leading.up.clone();
-    loop {
-        let (requests, tell): (Vec<_>, Vec<_>) = {
-            let mut line = up.crowd.line();
-            if line.waiting.is_empty() {
-                line.under_way = false;
-                leading.nobody_waits = true;
-                return;
-            }
-            line.leave().into_iter().unzip()
-        };
-        if requests.is_empty() {
-            continue;
-        }
-        match up.send(&scripts.crowd, &requests).await {
-            Ok(answers) => tell.into_iter().zip(answers).for_each(|(tell, answer)| {
-                let _ = tell.send(Ok(answer));
-            }),
-            Err(why) => {
-                tell.into_iter().for_each(|tell| {
-                    let _ = tell.send(Err(why.again()));
-                });
-                // Those who still wait would wait as long again.
-                if matches!(why, Unanswered::Unknown(_)) {
-                    return;
-                }
-            }
-        }
-        // Those who were just answered may have the next request ready at once.
-        tokio::task::yield_now().await;
-    }
+/// The order in which `crowd.lua` reads requests and answers them.
+fn both_first(requests: &[Arc<Request>]) -> impl Iterator<Item = &Arc<Request>> {
+    let both = requests.iter().filter(|request| request.is_both());
+    both.chain(requests.iter().filter(|request| !request.is_both()))
 }
 
 /// The answers, back in the order of the requests.
-fn sorted(requests: &[Arc<Request>], answer: Answer) -> Result<Vec<Both>, Unanswered> {
+fn told_apart(requests: &[Arc<Request>], answer: Answer) -> Result<Vec<Both>, Unanswered> {
     let Value::Array(answers) = answer? else {
         let what = "the server answered something unexpected".to_owned();
         return Err(Unanswered::Unknown(failed(what, false, None)));
     };
+    let both = requests.iter().filter(|request| request.is_both()).count();
     let given = requests.iter().filter(|request| request.give.is_some()).count();
     let mut answers = answers.into_iter();
-    let gives: Vec<Value> = answers.by_ref().take(given).collect();
-    let mut gives = gives.into_iter();
-    let each = |request: &Arc<Request>| {
-        let give = request.give.as_ref().and_then(|_| gives.next());
-        let take = request.take.as_ref().and_then(|_| answers.next());
-        (give, take)
+    let mut part = |count| answers.by_ref().take(count).collect::<Vec<_>>().into_iter();
+    let (mut both_given, mut given, mut both_taken) = (part(both), part(given - both), part(both));
+    let each = |request: &Arc<Request>| match (&request.give, &request.take) {
+        (Some(_), Some(_)) => (both_given.next(), both_taken.next()),
+        (Some(_), None) => (given.next(), None),
+        (None, _) => (None, answers.next()),
     };
     Ok(requests.iter().map(each).collect())
 }

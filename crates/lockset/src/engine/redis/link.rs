@@ -13,10 +13,11 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use super::ENGINE;
-use super::crowd::Crowd;
+use super::scripts::Scripts;
 use super::servers::{Address, Servers, Shape};
 use super::slots::Map;
 use super::vitals::About;
+use crate::engine::crowd::Crowd;
 use crate::error::Error;
 
 /// A new connection must stand within this time.
@@ -65,8 +66,10 @@ pub(super) struct Up {
     pub(super) inbox: String,
     /// It is told of grants itself, and looked after.
     listens: bool,
-    /// Requests that can travel together.
-    pub(super) crowd: Crowd,
+    /// Whether requests travel together: in a cluster keys of different slots cannot.
+    pub(super) in_crowds: bool,
+    pub(super) crowd: Crowd<Self>,
+    pub(super) scripts: Arc<Scripts>,
     /// Where it lives.
     pub(super) runtime: Handle,
     health: Arc<Health>,
@@ -226,6 +229,7 @@ pub(super) struct Maker {
     pub(super) node: Option<Address>,
     pub(super) inbox: Inbox,
     pub(super) postman: Postman,
+    pub(super) scripts: Arc<Scripts>,
     /// The greatest number of replicas that was seen.
     pub(super) replicas: Arc<AtomicU32>,
     /// Counts the connections that were made.
@@ -306,8 +310,18 @@ impl Maker {
             rested(&mut connection, rest).await?;
         }
         let floor = time.0 * 1_000_000 + time.1;
-        let crowd = Crowd::new(self.servers.shape != Shape::Cluster);
-        Ok(Up { connection, at, floor, inbox, listens, crowd, runtime: Handle::current(), health })
+        Ok(Up {
+            connection,
+            at,
+            floor,
+            inbox,
+            listens,
+            in_crowds: self.servers.shape != Shape::Cluster,
+            crowd: Crowd::default(),
+            scripts: self.scripts.clone(),
+            runtime: Handle::current(),
+            health,
+        })
     }
 
     /// Reads what the server pushes.

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::link::{Inbox, Link, Maker, Postman, Unanswered, Up, failed, judge};
+use super::scripts::Scripts;
 use super::servers::{Address, Servers, Shape};
 use super::slots::{Map, Range, read_ranges};
 use super::sure::Sure;
@@ -43,7 +44,12 @@ enum All {
 
 impl Nodes {
     /// Connects, on the runtime of the caller.
-    pub(super) async fn open(servers: Servers, inbox: String, postman: Postman) -> Result<Self> {
+    pub(super) async fn open(
+        servers: Servers,
+        inbox: String,
+        postman: Postman,
+        scripts: Arc<Scripts>,
+    ) -> Result<Self> {
         let (made, receiver) = watch::channel(0);
         let map = (servers.shape == Shape::Cluster).then(Arc::<Map>::default);
         let maker = Maker {
@@ -51,6 +57,7 @@ impl Nodes {
             node: None,
             inbox: Inbox { stem: inbox, map: map.clone() },
             postman,
+            scripts,
             replicas: Arc::default(),
             made,
         };

@@ -1,0 +1,380 @@
+//! Requests that travel together.
+//!
+//! One that finds nothing under way goes alone, at once. Those that come while it is under way
+//! wait for each other and leave together when it is back, led by a task of the carrier's own
+//! runtime: a crowd costs the servers little more than what they do for each.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::mutual::unpoisoned;
+
+/// Whoever waits so long for one that went alone does not wait for it any more: the future that
+/// sent it may rest, while its caller is busy with something else.
+const LONG: Duration = Duration::from_millis(200);
+
+/// What carries requests, one or many at a time.
+pub(super) trait Carrier: Send + Sync + Sized + 'static {
+    type Request: Clone + Send + Sync;
+    type Answer: Send;
+    type Failed: Send;
+
+    fn crowd(&self) -> &Crowd<Self>;
+
+    /// Where the crowd is led.
+    fn runtime(&self) -> &Handle;
+
+    /// Whether a request can leave together with these.
+    fn goes_with(&self, leaving: &[Self::Request], request: &Self::Request) -> bool;
+
+    /// Sends requests together. One answer for each, in their order.
+    fn send(
+        &self,
+        requests: Vec<Self::Request>,
+    ) -> impl Future<Output = Result<Vec<Self::Answer>, Self::Failed>> + Send;
+
+    /// The same failure once more, for another request that shared the fate of this one.
+    fn again(failed: &Self::Failed) -> Self::Failed;
+
+    /// What those in line are told who were not sent yet, if nobody answers: each of them would
+    /// wait as long again.
+    fn silence(failed: &Self::Failed) -> Option<Self::Failed>;
+}
+
+type Acted<C> = Result<<C as Carrier>::Answer, <C as Carrier>::Failed>;
+type Tell<C> = oneshot::Sender<Acted<C>>;
+
+/// Those who wait for what is under way.
+pub(super) struct Crowd<C: Carrier> {
+    line: Mutex<Line<C>>,
+}
+
+struct Line<C: Carrier> {
+    under_way: UnderWay,
+    turns: u64,
+    waiting: Vec<(C::Request, Tell<C>)>,
+}
+
+#[derive(PartialEq, Eq)]
+enum UnderWay {
+    Nothing,
+    /// One went alone; it is the turn with this number.
+    Alone(u64),
+    Together,
+}
+
+impl<C: Carrier> Default for Crowd<C> {
+    fn default() -> Self {
+        let line = Line { under_way: UnderWay::Nothing, turns: 0, waiting: Vec::new() };
+        Self { line: Mutex::new(line) }
+    }
+}
+
+impl<C: Carrier> std::fmt::Debug for Crowd<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Crowd").finish_non_exhaustive()
+    }
+}
+
+/// How a request is to go.
+pub(super) enum Entered<'c, C: Carrier> {
+    /// Alone, now.
+    Alone(Turn<'c, C>),
+    /// With others, soon.
+    Behind(Behind<'c, C>),
+}
+
+impl<C: Carrier> Crowd<C> {
+    pub(super) fn enter<'c>(carrier: &'c Arc<C>, request: &C::Request) -> Entered<'c, C> {
+        let mut line = carrier.crowd().line();
+        let alone = match line.under_way {
+            UnderWay::Nothing => {
+                line.turns += 1;
+                let number = line.turns;
+                line.under_way = UnderWay::Alone(number);
+                return Entered::Alone(Turn { carrier, number });
+            }
+            UnderWay::Alone(number) => Some(number),
+            UnderWay::Together => None,
+        };
+        let (tell, answer) = oneshot::channel();
+        line.waiting.push((request.clone(), tell));
+        Entered::Behind(Behind { carrier, alone, answer })
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line<C>> {
+        unpoisoned(&self.line)
+    }
+}
+
+impl<C: Carrier> Line<C> {
+    /// Those who can leave together now; the others keep their order.
+    fn leave(&mut self, carrier: &C) -> (Vec<C::Request>, Vec<Tell<C>>) {
+        let (mut leaving, mut tells) = (Vec::new(), Vec::new());
+        let mut staying = Vec::new();
+        for (request, tell) in self.waiting.drain(..) {
+            // Those who gave up may have left a mark by now, so nothing is sent for them.
+            if tell.is_closed() {
+                continue;
+            }
+            if carrier.goes_with(&leaving, &request) {
+                leaving.push(request);
+                tells.push(tell);
+            } else {
+                staying.push((request, tell));
+            }
+        }
+        self.waiting = staying;
+        (leaving, tells)
+    }
+
+    fn heed(&mut self, failed: &C::Failed) {
+        if C::silence(failed).is_some() {
+            for (_, tell) in self.waiting.drain(..) {
+                if let Some(silence) = C::silence(failed) {
+                    let _ = tell.send(Err(silence));
+                }
+            }
+        }
+    }
+}
+
+/// One who goes alone. Those who came meanwhile leave when it is back, or was given up.
+pub(super) struct Turn<'c, C: Carrier> {
+    carrier: &'c Arc<C>,
+    number: u64,
+}
+
+impl<C: Carrier> Turn<'_, C> {
+    /// Tells those in line that nobody answers, if that is how it failed.
+    pub(super) fn heed(&self, failed: &C::Failed) {
+        self.carrier.crowd().line().heed(failed);
+    }
+}
+
+impl<C: Carrier> Drop for Turn<'_, C> {
+    fn drop(&mut self) {
+        let mut line = self.carrier.crowd().line();
+        if line.waiting.is_empty() && line.under_way == UnderWay::Alone(self.number) {
+            line.under_way = UnderWay::Nothing;
+            return;
+        }
+        drop(line);
+        lead_instead_of(self.carrier, self.number);
+    }
+}
+
+/// One who waits for what is under way.
+pub(super) struct Behind<'c, C: Carrier> {
+    carrier: &'c Arc<C>,
+    /// The turn it waits for, of one who went alone.
+    alone: Option<u64>,
+    answer: oneshot::Receiver<Acted<C>>,
+}
+
+impl<C: Carrier> Behind<'_, C> {
+    /// What it was answered; nothing if its carrier ended.
+    pub(super) async fn answer(mut self) -> Option<Acted<C>> {
+        if let Some(number) = self.alone {
+            // Boxed, for it is large and rarely needed.
+            if let Ok(answer) = Box::pin(tokio::time::timeout(LONG, &mut self.answer)).await {
+                return answer.ok();
+            }
+            lead_instead_of(self.carrier, number);
+        }
+        self.answer.await.ok()
+    }
+}
+
+/// Lets those who wait go, unless the one with this number, who went alone, is not the one under
+/// way any more.
+fn lead_instead_of<C: Carrier>(carrier: &Arc<C>, number: u64) {
+    let mut line = carrier.crowd().line();
+    if line.under_way != UnderWay::Alone(number) {
+        return;
+    }
+    line.under_way = UnderWay::Together;
+    drop(line);
+    carrier.runtime().spawn(lead(Leading { carrier: carrier.clone(), is_done: false }));
+}
+
+/// The one who leads the crowd. If it ends early, because its runtime does, nobody waits in vain.
+struct Leading<C: Carrier> {
+    carrier: Arc<C>,
+    is_done: bool,
+}
+
+impl<C: Carrier> Drop for Leading<C> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            let mut line = self.carrier.crowd().line();
+            line.under_way = UnderWay::Nothing;
+            line.waiting.clear();
+        }
+    }
+}
+
+/// Sends all who wait, together, until nobody does.
+async fn lead<C: Carrier>(mut leading: Leading<C>) {
+    let carrier = leading.carrier.clone();
+    loop {
+        let (requests, tells) = {
+            let mut line = carrier.crowd().line();
+            if line.waiting.is_empty() {
+                line.under_way = UnderWay::Nothing;
+                leading.is_done = true;
+                return;
+            }
+            line.leave(&*carrier)
+        };
+        if requests.is_empty() {
+            continue;
+        }
+        match carrier.send(requests).await {
+            Ok(answers) => tells.into_iter().zip(answers).for_each(|(tell, answer)| {
+                let _ = tell.send(Ok(answer));
+            }),
+            Err(failed) => {
+                carrier.crowd().line().heed(&failed);
+                tells.into_iter().for_each(|tell| {
+                    let _ = tell.send(Err(C::again(&failed)));
+                });
+            }
+        }
+        // Those who were just answered may have the next request ready at once.
+        tokio::task::yield_now().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Carries numbers of one kind together, odd or even; writes down who left with whom.
+    struct Ferry {
+        crowd: Crowd<Self>,
+        runtime: Handle,
+        left: Mutex<Vec<Vec<u32>>>,
+        is_silent: bool,
+    }
+
+    impl Ferry {
+        fn new(is_silent: bool) -> Arc<Self> {
+            let (crowd, runtime) = (Crowd::default(), Handle::current());
+            Arc::new(Self { crowd, runtime, left: Mutex::default(), is_silent })
+        }
+
+        async fn cross(self: &Arc<Self>, number: u32) -> Option<Acted<Self>> {
+            match Crowd::enter(self, &number) {
+                Entered::Alone(_turn) => {
+                    Some(self.send(vec![number]).await.map(|mut it| it.remove(0)))
+                }
+                Entered::Behind(behind) => behind.answer().await,
+            }
+        }
+
+        fn left(&self) -> Vec<Vec<u32>> {
+            unpoisoned(&self.left).clone()
+        }
+    }
+
+    impl Carrier for Ferry {
+        type Request = u32;
+        type Answer = u32;
+        type Failed = &'static str;
+
+        fn crowd(&self) -> &Crowd<Self> {
+            &self.crowd
+        }
+
+        fn runtime(&self) -> &Handle {
+            &self.runtime
+        }
+
+        fn goes_with(&self, leaving: &[u32], request: &u32) -> bool {
+            leaving.first().is_none_or(|first| first % 2 == request % 2)
+        }
+
+        async fn send(&self, requests: Vec<u32>) -> Result<Vec<u32>, &'static str> {
+            unpoisoned(&self.left).push(requests.clone());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let is_silent = self.is_silent && requests.len() > 1;
+            if is_silent { Err("silent") } else { Ok(requests) }
+        }
+
+        fn again(failed: &&'static str) -> &'static str {
+            failed
+        }
+
+        fn silence(_: &&'static str) -> Option<&'static str> {
+            Some("not sent")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_come_meanwhile_leave_together_and_each_gets_its_own_answer() {
+        let ferry = Ferry::new(false);
+        let all = [1, 2, 3, 4, 5].map(|number| ferry.cross(number));
+        let answers = futures_util::future::join_all(all).await;
+        assert_eq!(answers, [1, 2, 3, 4, 5].map(|number| Some(Ok(number))));
+        assert_eq!(ferry.left(), [&[1][..], &[2, 4], &[3, 5]]);
+        ferry.cross(6).await;
+        assert_eq!(ferry.left().last(), Some(&vec![6]), "nothing is under way, yet it waited");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_rests_is_not_waited_for_and_does_no_harm_when_it_is_back() {
+        let ferry = Ferry::new(false);
+        let mut resting = Box::pin(ferry.cross(1));
+        assert!(futures_util::poll!(resting.as_mut()).is_pending());
+        let before = tokio::time::Instant::now();
+        let others = [3, 5].map(|number| ferry.cross(number));
+        let answers = futures_util::future::join_all(others).await;
+        assert_eq!(answers, [Some(Ok(3)), Some(Ok(5))]);
+        assert!(before.elapsed() < 2 * LONG, "{:?}", before.elapsed());
+        // It ends while another is under way alone, which is still waited for.
+        tokio::time::sleep(LONG).await;
+        let mut second = Box::pin(ferry.cross(7));
+        assert!(futures_util::poll!(second.as_mut()).is_pending());
+        assert_eq!(resting.await, Some(Ok(1)));
+        let (seven, nine) = tokio::join!(second, ferry.cross(9));
+        assert_eq!((seven, nine), (Some(Ok(7)), Some(Ok(9))));
+        assert_eq!(ferry.left(), [&[1][..], &[3, 5], &[7], &[9]]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_sent_for_those_who_gave_up_and_one_who_gives_up_its_turn_passes_it_on() {
+        let ferry = Ferry::new(false);
+        let mut alone = Box::pin(ferry.cross(1));
+        assert!(futures_util::poll!(alone.as_mut()).is_pending());
+        let mut impatient = Box::pin(ferry.cross(3));
+        assert!(futures_util::poll!(impatient.as_mut()).is_pending());
+        let mut patient = Box::pin(ferry.cross(5));
+        assert!(futures_util::poll!(patient.as_mut()).is_pending());
+        drop((impatient, alone));
+        assert_eq!(patient.await, Some(Ok(5)));
+        assert_eq!(ferry.left(), [[1], [5]]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silence_is_waited_for_once() {
+        let ferry = Ferry::new(true);
+        let all = [1, 3, 5, 2].map(|number| ferry.cross(number));
+        let answers = futures_util::future::join_all(all).await;
+        assert_eq!(answers, [Ok(1), Err("silent"), Err("silent"), Err("not sent")].map(Some));
+        assert_eq!(ferry.left(), [&[1][..], &[3, 5]]);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_carrier_whose_runtime_ended() {
+        let new = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (theirs, ours) = (new(), new());
+        let ferry = theirs.block_on(async { Ferry::new(false) });
+        drop(theirs);
+        let answers = ours.block_on(async { tokio::join!(ferry.cross(1), ferry.cross(3)) });
+        assert_eq!(answers, (Some(Ok(1)), None));
+    }
+}
