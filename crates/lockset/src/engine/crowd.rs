@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::mutual::unpoisoned;
 
-/// Whoever waits so long for one that went alone does not wait for it any more: the future that
-/// sent it may rest, while its caller is busy with something else.
-const LONG: Duration = Duration::from_millis(200);
+/// One that went alone is not waited for longer than this: the future that sent it may rest, while
+/// its caller is busy with something else.
+const LONG: Duration = Duration::from_millis(50);
 
 /// What carries requests, one or many at a time.
 pub(super) trait Carrier: Send + Sync + Sized + 'static {
@@ -46,6 +47,7 @@ pub(super) trait Carrier: Send + Sync + Sized + 'static {
 
 type Acted<C> = Result<<C as Carrier>::Answer, <C as Carrier>::Failed>;
 type Tell<C> = oneshot::Sender<Acted<C>>;
+type Waiting<C> = (<C as Carrier>::Request, Tell<C>);
 
 /// Those who wait for what is under way.
 pub(super) struct Crowd<C: Carrier> {
@@ -55,15 +57,22 @@ pub(super) struct Crowd<C: Carrier> {
 struct Line<C: Carrier> {
     under_way: UnderWay,
     turns: u64,
-    waiting: Vec<(C::Request, Tell<C>)>,
+    /// Whoever is told something may call back, so nobody is told anything while it is locked, nor
+    /// dropped.
+    waiting: Vec<Waiting<C>>,
 }
 
-#[derive(PartialEq, Eq)]
 enum UnderWay {
     Nothing,
-    /// One went alone; it is the turn with this number.
-    Alone(u64),
+    /// One went alone; it is the turn with this number, and began then.
+    Alone(u64, Instant),
     Together,
+}
+
+impl UnderWay {
+    fn is_turn(&self, number: u64) -> bool {
+        matches!(self, Self::Alone(it, _) if *it == number)
+    }
 }
 
 impl<C: Carrier> Default for Crowd<C> {
@@ -89,20 +98,45 @@ pub(super) enum Entered<'c, C: Carrier> {
 
 impl<C: Carrier> Crowd<C> {
     pub(super) fn enter<'c>(carrier: &'c Arc<C>, request: &C::Request) -> Entered<'c, C> {
+        let now = Instant::now();
         let mut line = carrier.crowd().line();
         let alone = match line.under_way {
             UnderWay::Nothing => {
                 line.turns += 1;
                 let number = line.turns;
-                line.under_way = UnderWay::Alone(number);
+                line.under_way = UnderWay::Alone(number, now);
                 return Entered::Alone(Turn { carrier, number });
             }
-            UnderWay::Alone(number) => Some(number),
+            UnderWay::Alone(number, since) => Some((number, since + LONG)),
             UnderWay::Together => None,
         };
         let (tell, answer) = oneshot::channel();
         line.waiting.push((request.clone(), tell));
+        drop(line);
+        // Those before it may have been less patient than that.
+        let alone = alone.filter(|(number, until)| {
+            let is_soon = now < *until;
+            if !is_soon {
+                lead_instead_of(carrier, *number);
+            }
+            is_soon
+        });
         Entered::Behind(Behind { carrier, alone, answer })
+    }
+
+    /// Tells those in line that nobody answers, if that is how what is under way failed.
+    fn heed(&self, failed: &C::Failed, is_under_way: impl FnOnce(&UnderWay) -> bool) {
+        let mut line = self.line();
+        if C::silence(failed).is_none() || !is_under_way(&line.under_way) {
+            return;
+        }
+        let waiting = std::mem::take(&mut line.waiting);
+        drop(line);
+        for (_, tell) in waiting {
+            if let Some(silence) = C::silence(failed) {
+                let _ = tell.send(Err(silence));
+            }
+        }
     }
 
     fn line(&self) -> MutexGuard<'_, Line<C>> {
@@ -110,35 +144,31 @@ impl<C: Carrier> Crowd<C> {
     }
 }
 
+/// Those who leave the line.
+struct Leaving<C: Carrier> {
+    requests: Vec<C::Request>,
+    tells: Vec<Tell<C>>,
+    /// Those who gave up. They may have left a mark by now, so nothing is sent for them.
+    gone: Vec<Waiting<C>>,
+}
+
 impl<C: Carrier> Line<C> {
     /// Those who can leave together now; the others keep their order.
-    fn leave(&mut self, carrier: &C) -> (Vec<C::Request>, Vec<Tell<C>>) {
-        let (mut leaving, mut tells) = (Vec::new(), Vec::new());
+    fn leave(&mut self, carrier: &C) -> Leaving<C> {
+        let mut leaving = Leaving { requests: Vec::new(), tells: Vec::new(), gone: Vec::new() };
         let mut staying = Vec::new();
         for (request, tell) in self.waiting.drain(..) {
-            // Those who gave up may have left a mark by now, so nothing is sent for them.
             if tell.is_closed() {
-                continue;
-            }
-            if carrier.goes_with(&leaving, &request) {
-                leaving.push(request);
-                tells.push(tell);
+                leaving.gone.push((request, tell));
+            } else if carrier.goes_with(&leaving.requests, &request) {
+                leaving.requests.push(request);
+                leaving.tells.push(tell);
             } else {
                 staying.push((request, tell));
             }
         }
         self.waiting = staying;
-        (leaving, tells)
-    }
-
-    fn heed(&mut self, failed: &C::Failed) {
-        if C::silence(failed).is_some() {
-            for (_, tell) in self.waiting.drain(..) {
-                if let Some(silence) = C::silence(failed) {
-                    let _ = tell.send(Err(silence));
-                }
-            }
-        }
+        leaving
     }
 }
 
@@ -150,15 +180,16 @@ pub(super) struct Turn<'c, C: Carrier> {
 
 impl<C: Carrier> Turn<'_, C> {
     /// Tells those in line that nobody answers, if that is how it failed.
+    #[cfg(any(feature = "etcd", test))]
     pub(super) fn heed(&self, failed: &C::Failed) {
-        self.carrier.crowd().line().heed(failed);
+        self.carrier.crowd().heed(failed, |under_way| under_way.is_turn(self.number));
     }
 }
 
 impl<C: Carrier> Drop for Turn<'_, C> {
     fn drop(&mut self) {
         let mut line = self.carrier.crowd().line();
-        if line.waiting.is_empty() && line.under_way == UnderWay::Alone(self.number) {
+        if line.waiting.is_empty() && line.under_way.is_turn(self.number) {
             line.under_way = UnderWay::Nothing;
             return;
         }
@@ -170,17 +201,17 @@ impl<C: Carrier> Drop for Turn<'_, C> {
 /// One who waits for what is under way.
 pub(super) struct Behind<'c, C: Carrier> {
     carrier: &'c Arc<C>,
-    /// The turn it waits for, of one who went alone.
-    alone: Option<u64>,
+    /// The turn it waits for, of one who went alone, and until when.
+    alone: Option<(u64, Instant)>,
     answer: oneshot::Receiver<Acted<C>>,
 }
 
 impl<C: Carrier> Behind<'_, C> {
     /// What it was answered; nothing if its carrier ended.
     pub(super) async fn answer(mut self) -> Option<Acted<C>> {
-        if let Some(number) = self.alone {
-            // Boxed, for it is large and rarely needed.
-            if let Ok(answer) = Box::pin(tokio::time::timeout(LONG, &mut self.answer)).await {
+        if let Some((number, until)) = self.alone {
+            // Boxed, for it is large, and not needed by those who wait for a crowd.
+            if let Ok(answer) = Box::pin(tokio::time::timeout_at(until, &mut self.answer)).await {
                 return answer.ok();
             }
             lead_instead_of(self.carrier, number);
@@ -193,7 +224,7 @@ impl<C: Carrier> Behind<'_, C> {
 /// way any more.
 fn lead_instead_of<C: Carrier>(carrier: &Arc<C>, number: u64) {
     let mut line = carrier.crowd().line();
-    if line.under_way != UnderWay::Alone(number) {
+    if !line.under_way.is_turn(number) {
         return;
     }
     line.under_way = UnderWay::Together;
@@ -212,7 +243,9 @@ impl<C: Carrier> Drop for Leading<C> {
         if !self.is_done {
             let mut line = self.carrier.crowd().line();
             line.under_way = UnderWay::Nothing;
-            line.waiting.clear();
+            let waiting = std::mem::take(&mut line.waiting);
+            drop(line);
+            drop(waiting);
         }
     }
 }
@@ -221,7 +254,7 @@ impl<C: Carrier> Drop for Leading<C> {
 async fn lead<C: Carrier>(mut leading: Leading<C>) {
     let carrier = leading.carrier.clone();
     loop {
-        let (requests, tells) = {
+        let Leaving { requests, tells, gone } = {
             let mut line = carrier.crowd().line();
             if line.waiting.is_empty() {
                 line.under_way = UnderWay::Nothing;
@@ -230,6 +263,7 @@ async fn lead<C: Carrier>(mut leading: Leading<C>) {
             }
             line.leave(&*carrier)
         };
+        drop(gone);
         if requests.is_empty() {
             continue;
         }
@@ -238,7 +272,7 @@ async fn lead<C: Carrier>(mut leading: Leading<C>) {
                 let _ = tell.send(Ok(answer));
             }),
             Err(failed) => {
-                carrier.crowd().line().heed(&failed);
+                carrier.crowd().heed(&failed, |under_way| matches!(under_way, UnderWay::Together));
                 tells.into_iter().for_each(|tell| {
                     let _ = tell.send(Err(C::again(&failed)));
                 });
@@ -258,19 +292,20 @@ mod tests {
         crowd: Crowd<Self>,
         runtime: Handle,
         left: Mutex<Vec<Vec<u32>>>,
-        is_silent: bool,
+        is_silent: fn(&[u32]) -> bool,
     }
 
     impl Ferry {
-        fn new(is_silent: bool) -> Arc<Self> {
+        fn new(is_silent: fn(&[u32]) -> bool) -> Arc<Self> {
             let (crowd, runtime) = (Crowd::default(), Handle::current());
             Arc::new(Self { crowd, runtime, left: Mutex::default(), is_silent })
         }
 
         async fn cross(self: &Arc<Self>, number: u32) -> Option<Acted<Self>> {
             match Crowd::enter(self, &number) {
-                Entered::Alone(_turn) => {
-                    Some(self.send(vec![number]).await.map(|mut it| it.remove(0)))
+                Entered::Alone(turn) => {
+                    let sent = self.send(vec![number]).await;
+                    Some(sent.inspect_err(|failed| turn.heed(failed)).map(|mut it| it.remove(0)))
                 }
                 Entered::Behind(behind) => behind.answer().await,
             }
@@ -301,8 +336,7 @@ mod tests {
         async fn send(&self, requests: Vec<u32>) -> Result<Vec<u32>, &'static str> {
             unpoisoned(&self.left).push(requests.clone());
             tokio::time::sleep(Duration::from_millis(10)).await;
-            let is_silent = self.is_silent && requests.len() > 1;
-            if is_silent { Err("silent") } else { Ok(requests) }
+            if (self.is_silent)(&requests) { Err("silent") } else { Ok(requests) }
         }
 
         fn again(failed: &&'static str) -> &'static str {
@@ -316,7 +350,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn those_who_come_meanwhile_leave_together_and_each_gets_its_own_answer() {
-        let ferry = Ferry::new(false);
+        let ferry = Ferry::new(|_| false);
         let all = [1, 2, 3, 4, 5].map(|number| ferry.cross(number));
         let answers = futures_util::future::join_all(all).await;
         assert_eq!(answers, [1, 2, 3, 4, 5].map(|number| Some(Ok(number))));
@@ -327,7 +361,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_that_rests_is_not_waited_for_and_does_no_harm_when_it_is_back() {
-        let ferry = Ferry::new(false);
+        let ferry = Ferry::new(|_| false);
         let mut resting = Box::pin(ferry.cross(1));
         assert!(futures_util::poll!(resting.as_mut()).is_pending());
         let before = tokio::time::Instant::now();
@@ -347,7 +381,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_sent_for_those_who_gave_up_and_one_who_gives_up_its_turn_passes_it_on() {
-        let ferry = Ferry::new(false);
+        let ferry = Ferry::new(|_| false);
         let mut alone = Box::pin(ferry.cross(1));
         assert!(futures_util::poll!(alone.as_mut()).is_pending());
         let mut impatient = Box::pin(ferry.cross(3));
@@ -361,18 +395,48 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silence_is_waited_for_once() {
-        let ferry = Ferry::new(true);
+        let ferry = Ferry::new(|sent| sent.len() > 1);
         let all = [1, 3, 5, 2].map(|number| ferry.cross(number));
         let answers = futures_util::future::join_all(all).await;
         assert_eq!(answers, [Ok(1), Err("silent"), Err("silent"), Err("not sent")].map(Some));
         assert_eq!(ferry.left(), [&[1][..], &[3, 5]]);
+        let ferry = Ferry::new(|sent| sent == [1]);
+        let answers = tokio::join!(ferry.cross(1), ferry.cross(2));
+        assert_eq!(answers, (Some(Err("silent")), Some(Err("not sent"))));
+        assert_eq!(ferry.cross(3).await, Some(Ok(3)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_silence_of_one_who_was_overtaken_concerns_nobody_else() {
+        let ferry = Ferry::new(|sent| sent == [1]);
+        let mut resting = Box::pin(ferry.cross(1));
+        assert!(futures_util::poll!(resting.as_mut()).is_pending());
+        tokio::time::sleep(LONG).await;
+        let mut second = Box::pin(ferry.cross(2));
+        assert!(futures_util::poll!(second.as_mut()).is_pending());
+        tokio::task::yield_now().await;
+        let mut third = Box::pin(ferry.cross(3));
+        assert!(futures_util::poll!(third.as_mut()).is_pending());
+        assert_eq!(resting.await, Some(Err("silent")));
+        assert_eq!(tokio::join!(second, third), (Some(Ok(2)), Some(Ok(3))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_impatient_are_not_stalled_for_ever_by_one_that_rests() {
+        let ferry = Ferry::new(|_| false);
+        let mut resting = Box::pin(ferry.cross(1));
+        assert!(futures_util::poll!(resting.as_mut()).is_pending());
+        let soon = |number| tokio::time::timeout(LONG / 2, ferry.cross(number));
+        let answers = [soon(3).await.is_ok(), soon(5).await.is_ok(), soon(7).await.is_ok()];
+        assert_eq!(answers, [false, false, true]);
+        assert_eq!(ferry.left(), [[1], [7]], "they have given up");
     }
 
     #[test]
     fn nobody_waits_for_a_carrier_whose_runtime_ended() {
         let new = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (theirs, ours) = (new(), new());
-        let ferry = theirs.block_on(async { Ferry::new(false) });
+        let ferry = theirs.block_on(async { Ferry::new(|_| false) });
         drop(theirs);
         let answers = ours.block_on(async { tokio::join!(ferry.cross(1), ferry.cross(3)) });
         assert_eq!(answers, (Some(Ok(1)), None));

@@ -178,7 +178,8 @@ impl Pulse {
 }
 
 impl Etcd {
-    /// Connects. Must be called inside a tokio runtime, on which the connections then live.
+    /// Connects. Must be called inside a tokio runtime, on which the connections then live: while
+    /// that one is blocked, nothing is renewed and requests of others may wait for it.
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a URL that is none;

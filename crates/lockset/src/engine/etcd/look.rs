@@ -247,17 +247,16 @@ async fn report(core: std::sync::Weak<Core>, scope: Scope, tell: mpsc::Unbounded
             Some(News::Changed { key, .. }) => {
                 let name = core.layout.name_of(&key).filter(|name| scope.covers(name));
                 known.names.extend(name.clone());
-                let gone = match known.are_many() {
-                    true => known.renewed(in_scope(&core, &scope).await),
-                    false => BTreeSet::new(),
-                };
-                gone.into_iter().chain(name).collect()
+                if known.are_many() {
+                    let Some(used) = in_scope(&core, &scope, &tell).await else { return };
+                    known.renew(used);
+                }
+                name.into_iter().collect()
             }
             // All that is there, and all that was and may have gone meanwhile.
             Some(News::Fresh) => {
-                let used = in_scope(&core, &scope).await;
-                let gone = known.renewed(used.clone());
-                &used | &gone
+                let Some(used) = in_scope(&core, &scope, &tell).await else { return };
+                &used | &known.forget_but(used.clone())
             }
             // Whoever reads is told why.
             Some(News::Refused(error)) => {
@@ -279,6 +278,8 @@ struct Known {
     names: BTreeSet<Name>,
     /// So many of them were in use when that was last looked up.
     used: usize,
+    /// Those who were not: news of their end may be under way.
+    fading: BTreeSet<Name>,
 }
 
 impl Known {
@@ -287,11 +288,18 @@ impl Known {
         self.names.len() > 2 * self.used + ROOM
     }
 
-    /// Knows only those in use from now on. Those who are forgotten by that.
-    fn renewed(&mut self, used: BTreeSet<Name>) -> BTreeSet<Name> {
+    /// These are in use; the others fade, and those who did so before are forgotten.
+    fn renew(&mut self, used: BTreeSet<Name>) {
         self.used = used.len();
         let before = std::mem::replace(&mut self.names, used);
-        &before - &self.names
+        self.fading = &before - &self.names;
+    }
+
+    /// Knows only these from now on. All that it knew before.
+    fn forget_but(&mut self, used: BTreeSet<Name>) -> BTreeSet<Name> {
+        let before = &self.names | &self.fading;
+        *self = Self { used: used.len(), names: used, fading: BTreeSet::new() };
+        before
     }
 }
 
@@ -307,20 +315,26 @@ fn readers(core: &Core, scope: &Scope) -> (Reader, Reader) {
     (core.stand.watch(claims), core.stand.watch(cells))
 }
 
-async fn in_scope(core: &Core, scope: &Scope) -> BTreeSet<Name> {
+/// The names in use; `None` if nobody listens any more.
+async fn in_scope(
+    core: &Core,
+    scope: &Scope,
+    tell: &mpsc::UnboundedSender<Name>,
+) -> Option<BTreeSet<Name>> {
     let prefix = match scope {
-        Scope::Name(name) => return BTreeSet::from([name.clone()]),
+        Scope::Name(name) => return Some(BTreeSet::from([name.clone()])),
         Scope::Prefix(prefix) => prefix,
     };
-    loop {
+    while !tell.is_closed() {
         match core.list(prefix).await {
-            Ok(states) => return states.into_iter().map(|state| state.name).collect(),
+            Ok(states) => return Some(states.into_iter().map(|state| state.name).collect()),
             Err(error) => {
                 tracing::debug!(%error, "a watch could not look");
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
+    None
 }
 
 #[cfg(test)]
@@ -328,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_does_not_remember_names_for_ever_and_tells_of_those_it_forgets() {
+    fn a_watch_does_not_remember_names_for_ever_and_forgets_none_too_early() {
         let names = |numbers: std::ops::Range<usize>| -> BTreeSet<Name> {
             numbers.map(|number| format!("n{number}").parse().unwrap()).collect()
         };
@@ -337,9 +351,13 @@ mod tests {
         assert!(!known.are_many());
         known.names.extend(names(ROOM..ROOM + 1));
         assert!(known.are_many());
-        assert_eq!(known.renewed(names(0..10)), names(10..ROOM + 1));
-        assert_eq!(known.names, names(0..10));
+        known.renew(names(0..10));
+        assert_eq!((&known.names, &known.fading), (&names(0..10), &names(10..ROOM + 1)));
         known.names.extend(names(0..ROOM + 20));
         assert!(!known.are_many(), "it would look again too often");
+        known.renew(names(0..3));
+        known.names.extend(names(5000..5001));
+        assert_eq!(known.forget_but(names(0..1)), &names(0..ROOM + 20) | &names(5000..5001));
+        assert_eq!((&known.names, &known.fading), (&names(0..1), &names(0..0)));
     }
 }

@@ -274,3 +274,39 @@ fn told_apart(requests: &[Arc<Request>], answer: Answer) -> Result<Vec<Both>, Un
     };
     Ok(requests.iter().map(each).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::waiting::Waiters;
+    use super::*;
+
+    /// As `crowd.lua` answers: the locks given back, those of requests for both first, then those
+    /// taken, likewise. Here each by the letter of its request, small if it is given back.
+    #[test]
+    fn every_request_gets_its_own_answers_whatever_came_before_it() {
+        let (waiters, ttl) = (Waiters::default(), Duration::from_secs(9));
+        let request = |name: &str, gives: bool, takes: bool| {
+            let claim = Claim::plain(name, ttl);
+            let give = Give { id: claim.id, token: Token::new(1), ttl, note: None };
+            let keys = Keys::new("", &claim.name);
+            let take = Take { waiter: waiters.enter(&claim), waits: true };
+            Arc::new(Request { keys, give: gives.then_some(give), take: takes.then_some(take) })
+        };
+        let requests = [
+            request("a", true, false),
+            request("b", false, true),
+            request("c", true, true),
+            request("d", false, true),
+            request("e", true, false),
+            request("f", true, true),
+        ];
+        let text = |letter: &str| Value::SimpleString(letter.to_owned());
+        let answers = ["c", "f", "a", "e", "C", "F", "B", "D"].map(text);
+        let order = both_first(&requests).map(|one| one.keys.lock()).collect::<String>();
+        assert_eq!(order, "cfabde");
+        let told = told_apart(&requests, Ok(Value::Array(answers.to_vec()))).ok().unwrap();
+        let expected = [("a", ""), ("", "B"), ("c", "C"), ("", "D"), ("e", ""), ("f", "F")];
+        let some = |letter: &str| (!letter.is_empty()).then(|| text(letter));
+        assert_eq!(told, expected.map(|(given, taken)| (some(given), some(taken))));
+    }
+}
