@@ -11,9 +11,22 @@ use crate::output::Failure;
 pub(crate) const SECRET_VARIABLES: [&str; 3] =
     ["LOCKSET_URL", "LOCKSET_PASSWORD", "LOCKSET_PASSWORD_FILE"];
 
-/// The engines whose URL can carry a password.
-const TAKE_PASSWORD: [&str; 9] =
-    ["redis", "rediss", "redlock", "redlocks", "etcd", "etcds", "zk", "zks", "postgres"];
+/// The engines whose URL can carry a password, for all servers together.
+const TAKE_PASSWORD: [&str; 11] = [
+    "redis",
+    "rediss",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "redis+cluster",
+    "rediss+cluster",
+    "etcd",
+    "etcds",
+    "zk",
+    "zks",
+    "postgres",
+];
+/// Those whose servers know nothing of each other, and may have a user each.
+const TAKE_PASSWORDS: [&str; 2] = ["redlock", "redlocks"];
 
 /// A URL that is complete, password included. It has no `Debug` and no `Display` for a reason.
 pub(crate) struct Home {
@@ -67,33 +80,40 @@ fn password(file: Option<&Path>) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Puts the password into the URL, for each of its hosts.
+/// Puts the password into the URL, where its engine looks for it.
 fn with_password(url: &str, password: &str) -> Result<String, Failure> {
     let scheme = url.split(':').next().unwrap_or_default();
-    let Some((_, rest)) = url.split_once("://").filter(|_| TAKE_PASSWORD.contains(&scheme)) else {
+    let is_one = TAKE_PASSWORD.contains(&scheme);
+    let takes_any = is_one || TAKE_PASSWORDS.contains(&scheme);
+    let Some((_, rest)) = url.split_once("://").filter(|_| takes_any) else {
         return Err(Failure::own(format!("the {scheme} engine takes no password"))
             .hint("leave out --password-file, and unset LOCKSET_PASSWORD"));
     };
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let (hosts, tail) = rest.split_at(end);
+    let (authority, tail) = parted(rest);
     let encoded = percent_encoded(password);
-    let hosts: Result<Vec<String>, Failure> = hosts
-        .split(',')
-        .map(|host| match host.rsplit_once('@') {
-            None => Ok(format!(":{encoded}@{host}")),
-            Some((user, host)) if !user.contains(':') => Ok(format!("{user}:{encoded}@{host}")),
-            Some(_) => Err(Failure::own("the URL has a password already")
-                .hint("give it in one place: in the URL, in a file, or in LOCKSET_PASSWORD")),
-        })
-        .collect();
-    Ok(format!("{scheme}://{}{tail}", hosts?.join(",")))
+    let with = |host: &str| match host.rsplit_once('@') {
+        None => Ok(format!(":{encoded}@{host}")),
+        Some((user, host)) if !user.contains(':') => Ok(format!("{user}:{encoded}@{host}")),
+        Some(_) => Err(Failure::own("the URL has a password already")
+            .hint("give it in one place: in the URL, in a file, or in LOCKSET_PASSWORD")),
+    };
+    let authority = match is_one {
+        true => with(authority)?,
+        false => authority.split(',').map(with).collect::<Result<Vec<_>, _>>()?.join(","),
+    };
+    Ok(format!("{scheme}://{authority}{tail}"))
 }
 
-/// The `user:password` parts of a URL, one per host that has one.
+/// Users and hosts of a URL, and what comes after them.
+fn parted(rest: &str) -> (&str, &str) {
+    rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()))
+}
+
+/// The `user:password` parts of a URL: the one for all hosts, if it is that, and one per host.
 fn userinfos(url: &str) -> impl Iterator<Item = &str> {
-    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    rest[..end].split(',').filter_map(|host| host.rsplit_once('@')).map(|(info, _)| info)
+    let (authority, _) = parted(url.split_once("://").map_or("", |(_, rest)| rest));
+    let parts = std::iter::once(authority).chain(authority.split(','));
+    parts.filter_map(|part| part.rsplit_once('@')).map(|(info, _)| info)
 }
 
 fn percent_encoded(text: &str) -> String {
@@ -133,12 +153,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_goes_to_every_host() {
+    fn a_password_goes_where_its_engine_looks_for_it() {
         let url = |url, password| with_password(url, password).unwrap();
         assert_eq!(url("redis://h:6379/0", "p@:/"), "redis://:p%40%3A%2F@h:6379/0");
         assert_eq!(url("redis://me@h", "x"), "redis://me:x@h");
         assert_eq!(url("redlock://a,b@c?x=1", "s"), "redlock://:s@a,b:s@c?x=1");
-        assert_eq!(url("zk://me@a,b/locks", "s"), "zk://me:s@a,:s@b/locks");
+        assert_eq!(url("zk://me@a,b/locks", "s"), "zk://me:s@a,b/locks");
+        assert_eq!(url("etcd://root@a:1,b:2/p", "s"), "etcd://root:s@a:1,b:2/p");
+        assert_eq!(url("rediss+cluster://a,b", "s"), "rediss+cluster://:s@a,b");
+        assert_eq!(url("redis+sentinel://me@a,b/m", "s"), "redis+sentinel://me:s@a,b/m");
     }
 
     #[test]
@@ -153,5 +176,7 @@ mod tests {
         let home = Home { url: "redis://u:se%2Fcret@h,:other@i/0".into() };
         let shown = home.redact("cannot reach redis://u:se%2Fcret@h (se/cret, other)");
         assert_eq!(shown, "cannot reach redis://u:***@h (***, ***)");
+        let home = Home { url: "etcd://root:with,comma@h,i/p".into() };
+        assert_eq!(home.redact("root, with,comma"), "root, ***");
     }
 }
