@@ -52,6 +52,33 @@ async fn a_future_that_rests_does_not_stall_the_others() {
     assert!(resting.await.unwrap().is_some());
 }
 
+/// It is told of its grant, and nobody believes or renews it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_who_is_heard_but_dead_costs_the_first_lease_that_was_asked_for() {
+    let server = RedisServer::start();
+    let first_lease = Duration::from_secs(1);
+    let options = || RedisOptions { url: server.url(), first_lease, ..RedisOptions::default() };
+    let (ours, dead) = (engine(&server.url()).await, Redis::connect(options()).await.unwrap());
+    let (first, second, third) = (claim("n"), claim("n"), claim("n"));
+    let held = ours.acquire(&first, Wait::No).await.unwrap().unwrap();
+    let mut waiting = dead.acquire(&second, Wait::Forever);
+    assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+    steps::until("one waits", || server.ask(&["ZCARD", "{lockset:n}:queue"]) == "1");
+    let mut behind = ours.acquire(&third, Wait::Forever);
+    assert!(futures_util::poll!(behind.as_mut()).is_pending());
+    steps::until("two wait", || server.ask(&["ZCARD", "{lockset:n}:queue"]) == "2");
+    ours.release(&first, &held, None).await.unwrap();
+    let released = Instant::now();
+    let served = tokio::time::timeout(TTL / 2, behind).await.expect("the dead one holds on");
+    let took = released.elapsed();
+    assert!(served.unwrap().unwrap().token > held.token);
+    assert!((first_lease / 2..4 * first_lease).contains(&took), "{took:?}");
+    for wrong in [Duration::from_millis(499), Duration::from_secs(61)] {
+        let refused = Redis::connect(RedisOptions { first_lease: wrong, ..options() }).await;
+        assert!(refused.unwrap_err().to_string().contains("from 500ms to 60s"));
+    }
+}
+
 /// An attempt whose first request was lost, and that was told "busy".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_attempt_leaves_nothing_behind() {

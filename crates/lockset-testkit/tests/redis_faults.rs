@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lockset::{Break, Guard, LockState, Lockset, LossReason, State};
+use lockset::{Break, Guard, LockState, Lockset, LossReason, State, Terms};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::RedisServer;
 use lockset_testkit::steps::{Waiting, assert_told, is_free, lost, served, told, within};
@@ -392,6 +392,38 @@ async fn a_server_that_still_loads_is_waited_for() {
         .unwrap();
 }
 
+/// The second's grant is not in the snapshot, so the third is served as if it had never been. The
+/// place of the second is over by then, or it would be granted the lock once more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_the_server_forgot_does_not_leave_its_token_to_the_next() {
+    let server = RedisServer::start();
+    let (first, second) = (client(&server.url()).await, client(&server.url()).await);
+    let third = client(&server.url()).await;
+    let held = lock(&first, "forgot").await;
+    let (second, third) = (waiter(&second, "forgot").await, waiter(&third, "forgot").await);
+    held.confirm().await.unwrap();
+    assert_eq!(server.ask(&["SAVE"]), "OK");
+    held.release().await.unwrap();
+    let second = served(SOON, second).await;
+    server.restart();
+    let third = served(TTL * 2 + SOON, third).await;
+    assert!(third.token() > second.token(), "{} after {}", third.token(), second.token());
+}
+
+/// A fixed lease is only looked up, and may be longer than a fence lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fixed_lock_does_not_depend_on_the_life_of_its_fence() {
+    let server = RedisServer::start();
+    let ours = client(&server.url()).await;
+    let mutex = ours.mutex("fixed").unwrap().with(Terms::default().fixed()).unwrap();
+    let guard = within(SOON, "a free lock", mutex.lock()).await.unwrap();
+    assert_eq!(server.ask(&["DEL", "{lockset:fixed}:fence"]), "1");
+    guard.confirm().await.unwrap();
+    assert!(tokio::time::timeout(TTL / 2, guard.lost()).await.is_err(), "it was looked up");
+    guard.release().await.unwrap();
+    assert!(is_free(&ours, "fixed").await);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_locks_exclude_ours_and_end_for_us() {
     let server = RedisServer::start();
@@ -428,18 +460,53 @@ fn executed(server: &RedisServer) -> u64 {
 /// What Redis 6 refuses as a rule: it has no sharded channels, and 6.0 no rights to channels.
 const NEWER_RULES: [&str; 4] = ["+ssubscribe", "+spublish", "resetchannels", "&lockset:inbox:*"];
 
-/// The rules that `docs/redis.md` gives are enough for everything, and for nothing else.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_documented_rules_are_enough() {
+/// Makes the user that `docs/redis.md` gives.
+fn documented_rules(server: &RedisServer) {
     let document = include_str!("../../../docs/redis.md");
     let rules = document.split("```acl\n").nth(1).unwrap().split("```").next().unwrap();
-    let server = RedisServer::start();
     let is_known = |rule: &&str| {
         !NEWER_RULES.contains(rule) || server.ask(&["ACL", "SETUSER", "nobody", rule]) == "OK"
     };
     let rules: Vec<&str> = rules.split_whitespace().filter(is_known).collect();
     let set = [&["ACL", "SETUSER"], &rules[..]].concat();
     assert_eq!(server.ask(&set), "OK");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rules_are_enough_for_a_quorum() {
+    let servers = [RedisServer::start(), RedisServer::start(), RedisServer::start()];
+    servers.iter().for_each(documented_rules);
+    let hosts: Vec<String> =
+        servers.iter().map(|it| format!("lockset:change-me@127.0.0.1:{}", it.port())).collect();
+    let url = format!("redlock://{}?max_ttl=3s", hosts.join(","));
+    // The settings may not be read, so servers are not counted at first.
+    let counted = async {
+        loop {
+            match Lockset::builder(&url).ttl(TTL).connect().await {
+                Ok(locks) => return locks,
+                Err(error) => assert_told(&error, &["started lately"], true),
+            }
+            tokio::time::sleep(TTL / 10).await;
+        }
+    };
+    let ours = within(TTL * 3, "the servers are counted", counted).await;
+    let theirs = client(&url).await;
+    let guard = lock(&ours, "mutex").await;
+    let mutex = theirs.mutex("mutex").unwrap();
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    until("somebody waits", || {
+        servers.iter().any(|server| server.ask(&["ZCARD", "{lockset:mutex}:queue"]) == "1")
+    })
+    .await;
+    guard.release().await.unwrap();
+    served(SOON, waiting).await.release().await.unwrap();
+}
+
+/// The rules that `docs/redis.md` gives are enough for everything, and for nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rules_are_enough() {
+    let server = RedisServer::start();
+    documented_rules(&server);
     let url = format!("redis://lockset:change-me@127.0.0.1:{}", server.port());
     let (ours, theirs) = (client(&url).await, client(&url).await);
 

@@ -165,6 +165,7 @@ async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
         "prefix",
         "replicas",
         "fence_idle",
+        "first_lease",
         "ca",
         "cert",
         "key",
@@ -181,6 +182,9 @@ async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
             Error::invalid("fence_idle", idle, "it is a number of days from 1 to 3650")
         })?;
         options.fence_idle = Duration::from_secs(days * 86_400);
+    }
+    if let Some(longest) = url.duration("first_lease")? {
+        options.first_lease = longest;
     }
     options.sentinel_login = url.option("sentinel_login").map(str::to_owned);
     Ok(Arc::new(Redis::connect(options).await?))

@@ -66,6 +66,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LEAST_PATIENCE: Duration = Duration::from_millis(50);
 /// How long a withdrawn claim is remembered on the server.
 const MARK_LIFE: Duration = Duration::from_secs(60);
+/// What the first lease may be bounded by.
+const FIRST_LEASES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 /// At most this many claims travel in one script.
 const BATCH: usize = 100;
 
@@ -81,6 +83,10 @@ pub struct RedisOptions {
     /// How long after the clock last lifted it a name's fence is forgotten; the clock then keeps
     /// tokens growing.
     pub fence_idle: Duration,
+    /// The longest first lease of a lock that is handed to a waiter, and so the longest time that
+    /// a waiter who died unseen can cost the others: 10 s unless told, from 0.5 s to 60 s. Half of
+    /// it is how long a waiter's place lives without a sign of life; one comes after each sixth.
+    pub first_lease: Duration,
     /// How many replicas must have a grant before it is believed, for locks whose terms do not
     /// say.
     pub replicas: Replicas,
@@ -108,6 +114,7 @@ impl Default for RedisOptions {
             url: "redis://127.0.0.1:6379".to_owned(),
             prefix: "lockset:".to_owned(),
             fence_idle: Duration::from_secs(7 * 86_400),
+            first_lease: Duration::from_secs(10),
             replicas: Replicas::None,
             ca: None,
             client_certificate: None,
@@ -162,9 +169,13 @@ impl Redis {
             let why = "it has at most 200 bytes, and no `|` or line ends";
             return Err(Error::invalid("prefix", &options.prefix, why));
         }
+        if !(FIRST_LEASES.0..=FIRST_LEASES.1).contains(&options.first_lease) {
+            let given = format!("{:?}", options.first_lease);
+            return Err(Error::invalid("first_lease", &given, "it is from 500ms to 60s"));
+        }
         let identity = format!("{}?prefix={}", servers.identity(), options.prefix);
         let inbox = format!("{}inbox:{:016x}", options.prefix, rand::random::<u64>());
-        let waiters = Arc::<Waiters>::default();
+        let waiters = Arc::new(Waiters::new(options.first_lease));
         let (tell, signals) = mpsc::unbounded_channel();
         let postman = postman(waiters.clone(), tell);
         let scripts = Arc::new(Scripts::new(options.fence_idle));

@@ -1,5 +1,6 @@
--- KEYS the name's lock and queue; ARGV id, token, what (note|downgrade|raise), value. Answers
--- done | lost.
+-- KEYS the name's lock and queue; ARGV id, token, what (note|downgrade|raise), value, the server's
+-- time when the connection was made. Answers done | lost.
+made = tonumber(ARGV[5])
 local k = at(KEYS[1], KEYS[2])
 local id, token, what, to = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local value = value_of(k)

@@ -1,6 +1,7 @@
--- KEYS the name's lock and queue; ARGV now (1|0). Answers who held: value, token and what is left
--- if exclusive, then the other holders as of look. Holders are told; if nobody hears it, the next
--- renewal tells.
+-- KEYS the name's lock and queue; ARGV now (1|0), the server's time when the connection was made.
+-- Answers who held: value, token and what is left if exclusive, then the other holders as of look.
+-- Holders are told; if nobody hears it, the next renewal tells.
+made = tonumber(ARGV[2])
 local k = at(KEYS[1], KEYS[2])
 local value = value_of(k) or ''
 local left = call('PTTL', k.lock)

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ToRedisArgs, Value};
+use redis::{Cmd, ToRedisArgs, Value};
 
 use super::answers::{Standing, list, standing, word};
 use super::crowd::{Acted, Give, Request, Take};
 use super::keys::{self, Keys};
-use super::link::{self, Answer, Unanswered};
+use super::link::{self, Answer, Unanswered, Up};
 use super::nodes::Way;
 use super::scripts::{Script, TOKENS_END};
 use super::waiting::{News, Waiter};
@@ -192,23 +192,39 @@ impl Core {
         keys: &[impl ToRedisArgs],
         args: &[impl ToRedisArgs],
     ) -> Answer {
-        self.run_within(PATIENCE, script, of, keys, args).await
+        self.run_as(PATIENCE, script, of, |_| script.call_with(keys, args)).await
     }
 
-    async fn run_within(
+    /// The same for one that may hand the lock on: its last argument is when its connection was
+    /// made.
+    pub(super) async fn run_handing_on(
         &self,
-        patience: Duration,
         script: &Script,
         of: &Keys,
         keys: &[impl ToRedisArgs],
         args: &[impl ToRedisArgs],
     ) -> Answer {
-        let command = script.call_with(keys, args);
+        let written = |up: &Up| {
+            let mut command = script.call_with(keys, args);
+            command.arg(up.floor);
+            command
+        };
+        self.run_as(PATIENCE, script, of, written).await
+    }
+
+    /// Runs a script as it is written for the connection that it takes.
+    async fn run_as(
+        &self,
+        patience: Duration,
+        script: &Script,
+        of: &Keys,
+        written: impl Fn(&Up) -> Cmd,
+    ) -> Answer {
         let mut way = self.way(of, patience)?;
         loop {
             let (node, left) = way.node().await?;
             let up = node.link.up(left).await?;
-            let mut connection = up.connection.clone();
+            let (command, mut connection) = (written(&up), up.connection.clone());
             let answer = up.answer(left, script.run(&command, &mut connection)).await;
             if let Some(answer) = way.follow(answer).await {
                 return answer;
@@ -222,7 +238,11 @@ impl Core {
         match standing(answer)? {
             Standing::GrantedNow(token) => {
                 let valid_until = (sent + claim.ttl).before(drift(claim.ttl));
-                return Ok(Asked::Granted(keys::fresh_grant(Token::new(token), valid_until)));
+                let token = Token::new(token);
+                return Ok(Asked::Granted(match claim.is_plain() {
+                    true => keys::fresh_grant(token, valid_until),
+                    false => keys::grant(token, valid_until),
+                }));
             }
             Standing::Granted(token, left) => waiter.granted(sent, token, left),
             Standing::Queued { stamp, place, left } => {
@@ -265,20 +285,14 @@ impl Core {
 
     async fn send_beat(&self, of: &Keys, names: &[String], waiters: &[Arc<Waiter>]) -> Answer {
         let script = &self.scripts.heartbeat;
-        let mut way = self.way(of, PATIENCE)?;
-        loop {
-            let (node, left) = way.node().await?;
+        let ids: Vec<String> = waiters.iter().map(|waiter| waiter.claim.id.to_string()).collect();
+        let written = |up: &Up| {
+            let mut command = script.call(names.len());
             // Where the waiters can be told is where this very connection listens.
-            let up = node.link.up(left).await?;
-            let mut args = vec![up.inbox.clone()];
-            args.extend(waiters.iter().map(|waiter| waiter.claim.id.to_string()));
-            let command = script.call_with(names, &args);
-            let mut connection = up.connection.clone();
-            let answer = up.answer(left, script.run(&command, &mut connection)).await;
-            if let Some(answer) = way.follow(answer).await {
-                return answer;
-            }
-        }
+            command.arg(names).arg(&up.inbox).arg(up.floor).arg(&ids);
+            command
+        };
+        self.run_as(PATIENCE, script, of, written).await
     }
 
     /// A grant that was read only after its time is believed if it can be renewed, not otherwise.
@@ -297,7 +311,7 @@ impl Core {
 
     /// A handed-over fixed lease is made as long as was asked for, counted from the grant.
     async fn complete(&self, claim: &Claim, grant: Grant) -> Result<Option<Grant>> {
-        let first = keys::first_lease(claim.ttl);
+        let first = self.waiters.leases(claim.ttl).first;
         if !claim.fixed || claim.ttl <= first {
             return Ok(Some(grant));
         }
@@ -325,7 +339,11 @@ impl Core {
         let of = self.keys(&first.name);
         // The keeper does not wait much longer, and one node that is silent must not cost others.
         let patience = PATIENCE.min(first.ttl / 8).max(LEAST_PATIENCE);
-        let answer = self.run_within(patience, &self.scripts.renew, &of, &names, &args).await;
+        let answer = self
+            .run_as(patience, &self.scripts.renew, &of, |_| {
+                self.scripts.renew.call_with(&names, &args)
+            })
+            .await;
         match answer.map_err(Unanswered::into_error)? {
             Value::Array(answers) if answers.len() == batch.len() => Ok(answers),
             other => Err(answers::unexpected(&format!("{other:?}"))),
@@ -495,7 +513,7 @@ impl Core {
         let names = self.declared([claim].into_iter());
         let token = token.map(|token| token.to_string()).unwrap_or_default();
         let args = [claim.id.to_string(), token, MARK_LIFE.as_millis().to_string()];
-        let answer = self.run(&self.scripts.finish, &keys, &names, &args).await;
+        let answer = self.run_handing_on(&self.scripts.finish, &keys, &names, &args).await;
         let answer = answer.map_err(Unanswered::into_error)?;
         self.dirty().remove(&claim.id);
         Ok(word(list(&answer)?, 0)? == "released")
@@ -511,7 +529,7 @@ impl Core {
         let keys = self.keys(&claim.name);
         let names = self.declared([claim].into_iter());
         let args = [claim.id.to_string(), grant.token.to_string(), what.to_owned(), to.to_owned()];
-        let answer = self.run(&self.scripts.amend, &keys, &names, &args).await;
+        let answer = self.run_handing_on(&self.scripts.amend, &keys, &names, &args).await;
         match word(list(&answer.map_err(Unanswered::into_error)?)?, 0)?.as_str() {
             "done" => Ok(()),
             _ => Err(Error::lost(&claim.name, LossReason::Forgotten)),

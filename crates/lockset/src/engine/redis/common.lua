@@ -65,6 +65,11 @@ local function parse(id, body)
            note = note }
 end
 
+-- The server's time when the connection of this request was made. A script that may hand on gets
+-- it, for a waiter's own is as old as its first request: a server that has lost grants since would
+-- give their tokens once more.
+local made = 0
+
 -- The next ticket or token: above all before, and not below the clock after lost state.
 local function next_number(k, c)
   local n = call('INCR', k.fence)
@@ -72,8 +77,8 @@ local function next_number(k, c)
     local exact = tonumber(string.sub(c.floor, 2))
     if n < exact then n = exact end
     call('SET', k.fence, num(n))
-  elseif n < tonumber(c.floor) then
-    n = math.max(n, tonumber(c.floor), now_us())
+  elseif n < math.max(tonumber(c.floor), made) then
+    n = math.max(n, tonumber(c.floor), made, now_us())
     call('SET', k.fence, num(n), 'PX', FENCE_IDLE_MS)
   end
   if n >= TOKENS_END then error('the tokens of this name are used up') end

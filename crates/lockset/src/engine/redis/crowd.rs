@@ -63,9 +63,10 @@ impl Request {
 }
 
 impl Claim {
-    /// What the usual case can take.
-    fn is_plain(&self) -> bool {
-        self.mode == Mode::Exclusive
+    /// What the usual case can take. It leaves the token to the fence until the first renewal
+    /// writes it down, and a fixed lease has none.
+    pub(super) fn is_plain(&self) -> bool {
+        self.mode == Mode::Exclusive && !self.fixed
     }
 }
 
@@ -144,7 +145,9 @@ impl Up {
             let note = claim.is_plain().then_some(&claim.note);
             command.arg(self.value(&mut text, claim.id, claim.ttl, note));
             command.arg(claim.ttl.as_millis() as u64).arg(self.floor).arg(claim.id.to_string());
-            command.arg(keys::written(claim, self.floor, &self.inbox)).arg(u8::from(*waits));
+            command
+                .arg(keys::written(claim, waiter.leases, self.floor, &self.inbox))
+                .arg(u8::from(*waits));
             // One that also gives back has none.
             if let (Some(floor), None) = (claim.floor, &request.give) {
                 command.arg(floor.get());
@@ -153,6 +156,9 @@ impl Up {
         if let Some(Give { id, token, ttl, note }) = &request.give {
             command.arg(self.value(&mut text, *id, *ttl, note.as_ref()));
             command.arg(id.to_string()).arg(token.get());
+            if request.take.is_none() {
+                command.arg(self.floor);
+            }
         }
         (script, command)
     }
@@ -284,7 +290,8 @@ mod tests {
     /// taken, likewise. Here each by the letter of its request, small if it is given back.
     #[test]
     fn every_request_gets_its_own_answers_whatever_came_before_it() {
-        let (waiters, ttl) = (Waiters::default(), Duration::from_secs(9));
+        let ttl = Duration::from_secs(9);
+        let waiters = Waiters::new(ttl);
         let request = |name: &str, gives: bool, takes: bool| {
             let claim = Claim::plain(name, ttl);
             let give = Give { id: claim.id, token: Token::new(1), ttl, note: None };

@@ -9,9 +9,6 @@ use crate::engine::{Claim, ClaimId, Grant, Mode};
 use crate::name::{Name, Note};
 use crate::token::Token;
 
-/// The longest time a waiter's place lives without a sign of life.
-const LONGEST_PLACE: Duration = Duration::from_secs(5);
-
 /// The keys of one name, all in one hash slot.
 #[derive(Debug)]
 pub(super) struct Keys {
@@ -111,18 +108,24 @@ impl Keys {
     }
 }
 
-/// The lease of a waiter's place, `q`.
-pub(super) fn place_lease(ttl: Duration) -> Duration {
-    LONGEST_PLACE.min(ttl / 2)
+/// How long those live who are not heard of: a waiter's place, `q`, and the first lease of a lock
+/// that was handed over, `f`. Always q < f ≤ ttl.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leases {
+    pub(super) place: Duration,
+    pub(super) first: Duration,
 }
 
-/// The first lease of a lock that was handed over, `f`; longer than a place's.
-pub(super) fn first_lease(ttl: Duration) -> Duration {
-    place_lease(ttl) * 2
+impl Leases {
+    /// Those of a claim with this ttl, where no first lease is longer than `longest`.
+    pub(super) fn new(longest: Duration, ttl: Duration) -> Self {
+        let place = longest.min(ttl) / 2;
+        Self { place, first: place * 2 }
+    }
 }
 
 /// `q|f|ttl|mode|take|limit|floor|inbox|note`, as `common.lua` reads it.
-pub(super) fn written(claim: &Claim, clock_floor: u64, inbox: &str) -> String {
+pub(super) fn written(claim: &Claim, leases: Leases, clock_floor: u64, inbox: &str) -> String {
     let (mode, take, limit) = match claim.mode {
         Mode::Exclusive => ('x', 0, 0),
         Mode::Shared => ('s', 0, 0),
@@ -132,7 +135,7 @@ pub(super) fn written(claim: &Claim, clock_floor: u64, inbox: &str) -> String {
         Some(exact) => format!("!{exact}"),
         None => clock_floor.to_string(),
     };
-    let (q, f) = (place_lease(claim.ttl).as_millis(), first_lease(claim.ttl).as_millis());
+    let (q, f) = (leases.place.as_millis(), leases.first.as_millis());
     let (ttl, note) = (claim.ttl.as_millis(), written_note(&claim.note, inbox));
     format!("{q}|{f}|{ttl}|{mode}|{take}|{limit}|{floor}|{inbox}|{note}")
 }
@@ -218,13 +221,16 @@ mod tests {
     fn leases_keep_their_order() {
         let millis = [200, 201, 333, 1_000, 9_999, 10_000, 10_001, 30_000, 600_000, 604_800_000];
         for ttl in millis.map(Duration::from_millis) {
-            let (q, f) = (place_lease(ttl), first_lease(ttl));
+            let Leases { place: q, first: f } = Leases::new(Duration::from_secs(10), ttl);
             assert!(q < f && f <= ttl, "q < f <= ttl: {q:?} {f:?} {ttl:?}");
             // They travel in whole milliseconds.
             assert!(q.as_millis() < f.as_millis() && f.as_millis() <= ttl.as_millis(), "{ttl:?}");
             // A heartbeat may be lost and the next one late, and the place still lives.
             assert!(q / 3 >= Duration::from_millis(30), "time between heartbeats: {ttl:?}");
             assert!(ttl > Duration::from_secs(10) || f >= ttl - Duration::from_millis(1));
+            let shorter = Leases::new(super::super::FIRST_LEASES.0, ttl);
+            assert!(shorter.place < shorter.first && shorter.first <= f, "{shorter:?}");
+            assert!(shorter.place / 3 >= Duration::from_millis(30), "{shorter:?}");
         }
     }
 

@@ -86,7 +86,7 @@ impl Core {
         let mut names = vec![keys.lock().to_owned(), keys.queue()];
         names.extend(keys.others(ClaimId::from_bits(0)));
         let args = [u8::from(how == Break::Now).to_string()];
-        let answer = self.run(&self.scripts.force, &keys, &names, &args).await;
+        let answer = self.run_handing_on(&self.scripts.force, &keys, &names, &args).await;
         answers::broken(&answer.map_err(Unanswered::into_error)?)
     }
 }

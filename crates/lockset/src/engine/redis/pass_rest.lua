@@ -1,4 +1,5 @@
 -- The end of `pass.lua`, after `common.lua`.
+made = tonumber(ARGV[3])
 local k = at(KEYS[1], KEYS[3])
 if not given and finish(k, ARGV[8], ARGV[9]) ~= 'released' then return { 0, { 'untouched' } } end
 -- The lock was given back, whatever becomes of the next.

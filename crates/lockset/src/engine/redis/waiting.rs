@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::keys::{first_lease, grant, place_lease};
+use super::keys::{Leases, grant};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, drift};
 use crate::hash::FastMap;
@@ -23,13 +23,26 @@ const STEP_BACK: Duration = Duration::from_millis(5);
 const ROUNDED: Duration = Duration::from_millis(1);
 
 /// All claims of this client that wait.
-#[derive(Debug, Default)]
-pub(super) struct Waiters(Mutex<FastMap<ClaimId, Arc<Waiter>>>);
+#[derive(Debug)]
+pub(super) struct Waiters {
+    longest_first_lease: Duration,
+    table: Mutex<FastMap<ClaimId, Arc<Waiter>>>,
+}
 
 impl Waiters {
+    pub(super) fn new(longest_first_lease: Duration) -> Self {
+        Self { longest_first_lease, table: Mutex::default() }
+    }
+
     /// The waiter of this claim, new or known from a release that took it along.
     pub(super) fn enter(&self, claim: &Claim) -> Arc<Waiter> {
-        self.table().entry(claim.id).or_insert_with(|| Arc::new(Waiter::new(claim.clone()))).clone()
+        let new = || Arc::new(Waiter::new(claim.clone(), self.leases(claim.ttl)));
+        self.table().entry(claim.id).or_insert_with(new).clone()
+    }
+
+    /// Those of a claim with this ttl.
+    pub(super) fn leases(&self, ttl: Duration) -> Leases {
+        Leases::new(self.longest_first_lease, ttl)
     }
 
     pub(super) fn find(&self, id: ClaimId) -> Option<Arc<Waiter>> {
@@ -54,7 +67,7 @@ impl Waiters {
     }
 
     fn table(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Waiter>>> {
-        unpoisoned(&self.0)
+        unpoisoned(&self.table)
     }
 }
 
@@ -62,6 +75,7 @@ impl Waiters {
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) claim: Claim,
+    pub(super) leases: Leases,
     /// Rings when there is news.
     pub(super) news: Notify,
     facts: Mutex<Facts>,
@@ -92,8 +106,8 @@ pub(super) enum News {
 }
 
 impl Waiter {
-    fn new(claim: Claim) -> Self {
-        Self { claim, news: Notify::new(), facts: Mutex::default() }
+    fn new(claim: Claim, leases: Leases) -> Self {
+        Self { claim, leases, news: Notify::new(), facts: Mutex::default() }
     }
 
     /// Nothing was asked for it yet.
@@ -122,7 +136,7 @@ impl Waiter {
         facts.sent_before = facts.sent_before.max(Some(sent));
         facts.stamp = facts.stamp.max(stamp);
         facts.queued = true;
-        facts.beat_at = Some(sent + place_lease(self.claim.ttl) / 3);
+        facts.beat_at = Some(sent + self.leases.place / 3);
         facts.look_at = left.map(|left| now + left + ROUNDED + STEP_BACK * place);
         let stamp = facts.stamp;
         facts.offer = facts.offer.filter(|(token, _)| *token > stamp);
@@ -135,7 +149,7 @@ impl Waiter {
         let mut facts = self.facts();
         if token > facts.stamp && facts.offer.is_none_or(|(known, _)| token > known) {
             let since = facts.sent_before.unwrap_or(Moment::from_nanos(0));
-            let first = first_lease(self.claim.ttl);
+            let first = self.leases.first;
             let until = (since + first).before(drift(first));
             facts.offer = Some((token, until));
         }
@@ -186,7 +200,7 @@ impl Waiter {
 
     /// The next sign of life is under way.
     pub(super) fn beating(&self, now: Moment) {
-        self.facts().beat_at = Some(now + place_lease(self.claim.ttl) / 3);
+        self.facts().beat_at = Some(now + self.leases.place / 3);
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -204,8 +218,12 @@ mod tests {
         Moment::from_nanos(millis * 1_000_000)
     }
 
+    fn leases() -> Leases {
+        Leases::new(Duration::from_secs(10), TTL)
+    }
+
     fn waiter() -> Waiter {
-        Waiter::new(Claim::plain("name", TTL))
+        Waiter::new(Claim::plain("name", TTL), leases())
     }
 
     /// Asked at 1 s, and answered "queued" with this stamp 100 ms later.
@@ -220,9 +238,7 @@ mod tests {
     #[track_caller]
     fn grant_of(waiter: &Waiter) -> (u64, Moment) {
         match waiter.news(at(2_000)) {
-            News::Granted(grant) => {
-                (grant.token.get(), grant.valid_until + drift(first_lease(TTL)))
-            }
+            News::Granted(grant) => (grant.token.get(), grant.valid_until + drift(leases().first)),
             _ => panic!("no grant is known"),
         }
     }
@@ -239,7 +255,7 @@ mod tests {
         waiter.sending(at(5_000));
         assert!(matches!(waiter.news(at(6_000)), News::Ask), "C3: it asks again");
         waiter.offered(3);
-        assert_eq!(grant_of(&waiter), (3, at(1_000) + first_lease(TTL)));
+        assert_eq!(grant_of(&waiter), (3, at(1_000) + leases().first));
     }
 
     #[test]
@@ -251,7 +267,7 @@ mod tests {
         waiter.offered(2);
         waits(&waiter);
         waiter.offered(3);
-        assert_eq!(grant_of(&waiter), (3, at(4_000) + first_lease(TTL)));
+        assert_eq!(grant_of(&waiter), (3, at(4_000) + leases().first));
     }
 
     #[test]
@@ -259,7 +275,7 @@ mod tests {
         let waiter = queued(2);
         waiter.beating(at(5_000));
         waiter.offered(3);
-        assert_eq!(grant_of(&waiter), (3, at(1_000) + first_lease(TTL)));
+        assert_eq!(grant_of(&waiter), (3, at(1_000) + leases().first));
     }
 
     #[test]
@@ -301,7 +317,7 @@ mod tests {
 
     #[test]
     fn c2_what_is_left_counts_from_the_request_that_was_told() {
-        let (first, left) = (first_lease(TTL), Duration::from_secs(7));
+        let (first, left) = (leases().first, Duration::from_secs(7));
         // Sent long after the last "queued": what is left is the better knowledge.
         let waiter = queued(2);
         waiter.granted(at(6_000), 3, left);
@@ -323,7 +339,7 @@ mod tests {
     fn c4_a_grant_read_too_late_is_not_valid_any_more() {
         let waiter = queued(2);
         waiter.offered(3);
-        let late = at(1_000) + first_lease(TTL);
+        let late = at(1_000) + leases().first;
         match waiter.news(late) {
             News::Granted(grant) => assert!(grant.valid_until < late, "it would be believed"),
             _ => panic!("the grant is still worth a renewal"),
@@ -334,7 +350,7 @@ mod tests {
     fn c4_a_grant_without_any_request_is_never_valid() {
         let waiter = waiter();
         waiter.offered(3);
-        assert!(grant_of(&waiter).1 <= Moment::from_nanos(0) + first_lease(TTL));
+        assert!(grant_of(&waiter).1 <= Moment::from_nanos(0) + leases().first);
     }
 
     #[test]
@@ -350,13 +366,13 @@ mod tests {
 
     #[test]
     fn c8_all_waiters_are_due_after_a_reconnection() {
-        let waiters = Waiters::default();
+        let waiters = Waiters::new(leases().first);
         let waiter = waiters.enter(&waiter().claim);
         assert_eq!(waiters.due(at(9_000), true).len(), 0, "not queued yet: it asks instead");
         waiter.queued(at(1_000), at(1_100), 2, 0, Some(TTL));
         assert_eq!(waiters.due(at(1_200), false).len(), 0);
         assert_eq!(waiters.due(at(1_200), true).len(), 1);
-        assert_eq!(waiters.due(at(1_000) + place_lease(TTL) / 3, false).len(), 1);
+        assert_eq!(waiters.due(at(1_000) + leases().place / 3, false).len(), 1);
     }
 
     #[test]
