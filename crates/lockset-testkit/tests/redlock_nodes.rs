@@ -1,7 +1,8 @@
 //! A quorum of real Redis servers of which some end, freeze, forget, or tell the wrong time.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lockset::engine::{Engine, Wait};
@@ -108,6 +109,39 @@ async fn frozen_nodes_cost_their_time_once_and_come_back() {
     // They are sown again by a renewal.
     until("all nodes hold it", || all_hold(&servers, "kept"));
     assert_eq!(kept.state(), State::Held);
+}
+
+/// The door answers, but late: it is left out until it is quick again, not asked every time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_node_costs_its_time_now_and_then_only() {
+    let servers = Arc::new(five());
+    let locks = client(&format!("{}?node_timeout=300ms", servers.url()), TTL).await;
+    lock(&locks, "warm").await.release().await.unwrap();
+    let is_slow = Arc::new(AtomicBool::new(true));
+    let slowing = std::thread::spawn({
+        let (servers, is_slow) = (servers.clone(), is_slow.clone());
+        move || {
+            while is_slow.load(Ordering::Relaxed) {
+                servers.signal(&[0], Signal::STOP);
+                std::thread::sleep(Duration::from_millis(700));
+                servers.signal(&[0], Signal::CONT);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    });
+    let mut took = Vec::new();
+    for _ in 0..60 {
+        let began = Instant::now();
+        lock(&locks, "slow").await.release().await.unwrap();
+        took.push(began.elapsed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    is_slow.store(false, Ordering::Relaxed);
+    slowing.join().unwrap();
+    let often = took.iter().filter(|took| **took > Duration::from_millis(250)).count();
+    assert!(often <= 3, "{often} of {} were slow: {took:?}", took.len());
+    let _kept = lock(&locks, "kept").await;
+    until("it is used again", || all_hold(&servers, "kept"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

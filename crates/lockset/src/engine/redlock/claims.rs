@@ -165,7 +165,7 @@ impl Core {
         answer: Result<Option<Grant>>,
     ) {
         if answer.is_ok() {
-            self.nodes.is_back(node);
+            self.nodes.answered(node);
         }
         let fate = {
             let mut state = attempt.state();
@@ -375,7 +375,7 @@ impl<'a> Round<'a> {
             self.core.saw(grant.token);
         }
         match answer {
-            Ok(_) => self.core.nodes.is_back(node),
+            Ok(_) => self.core.nodes.answered(node),
             Err(error) => {
                 if matches!(error, Error::Unreachable { .. }) {
                     self.core.nodes.leave_out(node);

@@ -126,7 +126,7 @@ impl Core {
     fn note_renewal(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, renewed: Result<Grant>) {
         match renewed {
             Ok(grant) => {
-                self.nodes.is_back(node);
+                self.nodes.answered(node);
                 let mut state = attempt.state();
                 if matches!(state.at(node), At::Granted(_)) {
                     state.set(node, At::Granted(grant));

@@ -1,7 +1,8 @@
 //! The nodes of a quorum, and which of them are worth asking.
 //!
 //! A node that does not answer in its time is left out, so that it costs that time once and not in
-//! every request. It is asked how it is now and then, and used again when it answers.
+//! every request. It is asked how it is now and then, and used again when it answers quickly, or
+//! when there is no quorum without it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,6 +18,10 @@ use crate::error::{Error, Result};
 
 /// How often a node that was left out is asked whether it is back.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// It is back when it has answered within this time, so often in a row: one that is only slow would
+/// cost its time again and again.
+const QUICK: Duration = Duration::from_millis(200);
+const QUICK_IN_A_ROW: u32 = 2;
 /// How often the node where somebody queues is asked how it is, and how long it may take.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const SILENT: Duration = Duration::from_millis(500);
@@ -114,23 +119,36 @@ impl Nodes {
         }
     }
 
-    /// This node answered, however late.
-    pub(super) fn is_back(&self, node: usize) {
+    /// This node answered, however late: it is used again if there is no quorum without it.
+    pub(super) fn answered(&self, node: usize) {
+        if self.well().len() < self.quorum {
+            self.is_back(node);
+        }
+    }
+
+    fn is_back(&self, node: usize) {
         let one = &self.all[node];
         if one.is_out() && one.out.send_replace(false) {
             tracing::info!(node = %one.engine.identity(), "answers again");
         }
     }
 
-    /// Asks how the node is until it answers.
+    /// Asks how the node is until it is worth asking for locks.
     async fn ask_for(&self, node: usize) {
         let one = &self.all[node];
-        loop {
+        let mut quick = 0;
+        while quick < QUICK_IN_A_ROW {
             self.clock.sleep_until(self.clock.now() + ASK_AGAIN).await;
+            let asked = self.clock.now();
             match self.look_at(node).await {
-                Ok(_) => break,
+                Ok(_) if self.well().len() < self.quorum => break,
+                Ok(_) if self.clock.now().since(asked) <= QUICK => quick += 1,
+                Ok(_) => quick = 0,
                 Err(Error::Closed) => return,
-                Err(error) => tracing::debug!(node = %one.engine.identity(), %error, "still out"),
+                Err(error) => {
+                    tracing::debug!(node = %one.engine.identity(), %error, "still out");
+                    quick = 0;
+                }
             }
         }
         one.asked_for.store(false, Ordering::Release);
