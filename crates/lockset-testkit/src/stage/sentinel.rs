@@ -127,10 +127,32 @@ impl RedisSentinel {
         old
     }
 
+    /// Cuts the settled master off from its replicas: what it is told from now on is lost with it.
+    /// Gives back which it is; [`lose_master`](Self::lose_master) comes next, and soon.
+    pub fn cut_off_master(&self) -> usize {
+        let master = self.settled_master();
+        self.replicas_of(master).for_each(|replica| replica.signal(Signal::STOP));
+        self.servers[master].ask(&["CLIENT", "KILL", "TYPE", "replica"]);
+        // To settle it was paused.
+        self.servers[master].ask(&["CLIENT", "UNPAUSE"]);
+        master
+    }
+
+    /// Kills a master that was cut off, and waits until another is one.
+    pub fn lose_master(&self, master: usize) {
+        self.servers[master].kill();
+        self.replicas_of(master).for_each(|replica| replica.signal(Signal::CONT));
+        self.await_promotion(master);
+    }
+
+    fn replicas_of(&self, master: usize) -> impl Iterator<Item = &RedisServer> {
+        let others = self.servers.iter().enumerate().filter(move |(index, _)| *index != master);
+        others.map(|(_, server)| server)
+    }
+
     fn settled_master(&self) -> usize {
         let master = self.master();
-        let replicas = self.servers.iter().enumerate().filter(|(index, _)| *index != master);
-        let replicas: Vec<&RedisServer> = replicas.map(|(_, server)| server).collect();
+        let replicas: Vec<&RedisServer> = self.replicas_of(master).collect();
         self.servers[master].settle(&replicas);
         master
     }
@@ -162,7 +184,7 @@ impl RedisSentinel {
     /// Waits until all servers follow this one, and all sentinels know all.
     fn await_peace(&self, master: usize) {
         let port = self.servers[master].port();
-        for (_, server) in self.servers.iter().enumerate().filter(|(index, _)| *index != master) {
+        for server in self.replicas_of(master) {
             until("the server follows", || follows(server, port));
         }
         let replicas = self.servers.len() - 1;
