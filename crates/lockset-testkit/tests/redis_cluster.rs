@@ -8,7 +8,9 @@ use futures_util::StreamExt;
 use lockset::{Error, Guard, Lockset, State};
 use lockset_testkit::crowd::Crowd;
 use lockset_testkit::stage::RedisCluster;
-use lockset_testkit::steps::{client, is_free, lock, served, told, until, waiter, within};
+use lockset_testkit::steps::{
+    assert_told, client, is_free, lock, served, told, until, waiter, within,
+};
 
 const TTL: Duration = Duration::from_secs(10);
 /// A third of a place's lease, at most 1.7 s, and the time that a busy machine takes.
@@ -50,6 +52,18 @@ async fn the_replica_of_a_dead_master_goes_on() {
     let next = served(BY_SIGN_OF_LIFE, waiting).await;
     assert!(next.token() > before);
     next.release().await.unwrap();
+}
+
+/// Whoever takes a node for a server of its own is told which URL is right.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_asked_as_if_it_were_alone_says_so() {
+    let cluster = RedisCluster::start();
+    let (_, there, elsewhere) = places(&cluster, "moved");
+    let url = |node: usize| format!("redis://127.0.0.1:{}", cluster.nodes()[node].port());
+    let wrong = client(&url(elsewhere), TTL).await;
+    let error = wrong.mutex("moved").unwrap().try_lock().await.unwrap_err();
+    assert_told(&error, &["use redis+cluster://"], false);
+    lock(&client(&url(there), TTL).await, "moved").await.release().await.unwrap();
 }
 
 /// Without a replica the slots of a dead node are nowhere, until it comes back with what it wrote.
