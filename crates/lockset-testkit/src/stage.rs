@@ -11,6 +11,7 @@ use lockset::{Error, Lockset, Mode, Token};
 use crate::process::Process;
 use crate::tools;
 
+mod access;
 mod cluster;
 mod etcd;
 mod etcd_home;
@@ -24,6 +25,7 @@ mod sentinel;
 mod skew;
 mod zookeeper;
 
+pub use access::{Access, Tls};
 pub use cluster::{ClusterStage, RedisCluster};
 pub use etcd::EtcdServers;
 pub use etcd_home::EtcdStage;

@@ -179,6 +179,23 @@ async fn a_password_is_used_and_never_shown() {
     assert_hidden(&traced);
 }
 
+/// Also of commands that are sent together with others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_right_that_is_missing_is_told() {
+    let server = RedisServer::start();
+    let url = format!("redis://worker:{MARK}@127.0.0.1:{}", server.port());
+    for missing in ["-subscribe", "-role", "-time", "-evalsha", "-set"] {
+        let rules = ["reset", "on", &format!(">{MARK}"), "~*", "&*", "+@all", missing];
+        assert_eq!(server.ask(&[&["ACL", "SETUSER", "worker"], &rules[..]].concat()), "OK");
+        let error = match within(ANSWERED, "an answer", Lockset::connect(&url)).await {
+            Err(error) => error,
+            Ok(locks) => locks.mutex("refused").unwrap().try_lock().await.unwrap_err(),
+        };
+        assert_told(&error, &["check user, password and ACL rules"], false);
+        assert_hidden_in(&error);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_url_that_is_wrong_is_not_repeated() {
     let log = traced();

@@ -11,7 +11,7 @@ use lockset::engine::redis::{Redis, RedisOptions};
 use rustix::process::Signal;
 
 use super::redis::RedisServer;
-use super::{Stage, Time};
+use super::{Access, Stage, Time};
 use crate::process::{Judging, Process};
 use crate::steps::until;
 
@@ -25,6 +25,7 @@ pub struct RedisCluster {
     /// The first three begin as masters.
     nodes: Vec<RedisServer>,
     ids: Vec<String>,
+    scheme: &'static str,
 }
 
 /// What a node says about a node.
@@ -49,7 +50,13 @@ impl RedisCluster {
 
     /// Three masters with so many replicas each, and more options.
     pub fn start_with(replicas: usize, options: &[&str]) -> Self {
-        let nodes: Vec<_> = (0..MASTERS * (1 + replicas)).map(|_| start_node(options)).collect();
+        Self::start_guarded(&Access::default(), replicas, options)
+    }
+
+    /// The same, of nodes that are entered like this.
+    pub fn start_guarded(access: &Access, replicas: usize, options: &[&str]) -> Self {
+        let count = MASTERS * (1 + replicas);
+        let nodes: Vec<_> = (0..count).map(|_| start_node(access, options)).collect();
         let ids = nodes.iter().map(|node| node.ask(&["CLUSTER", "MYID"])).collect();
         for (index, node) in nodes.iter().enumerate() {
             let epoch = (index + 1).to_string();
@@ -63,7 +70,7 @@ impl RedisCluster {
             }
             expect_ok(&nodes[0], &["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string()]);
         }
-        let all = Self { nodes, ids };
+        let all = Self { nodes, ids, scheme: access.scheme() };
         all.await_ok();
         for index in MASTERS..all.nodes.len() {
             let replica = &all.nodes[index];
@@ -80,7 +87,7 @@ impl RedisCluster {
     pub fn url(&self) -> String {
         let nodes: Vec<String> =
             self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        format!("redis+cluster://{}", nodes.join(","))
+        format!("{}+cluster://{}", self.scheme, nodes.join(","))
     }
 
     /// The nodes; which of them are masters can change.
@@ -227,12 +234,13 @@ impl RedisCluster {
     }
 }
 
-fn start_node(options: &[&str]) -> RedisServer {
+fn start_node(access: &Access, options: &[&str]) -> RedisServer {
     let usual = ["--appendonly", "yes", "--cluster-enabled", "yes"];
     let quick = ["--cluster-node-timeout", "1000", "--cluster-replica-validity-factor", "0"];
     let replication = ["--repl-diskless-sync", "no", "--repl-ping-replica-period", "1"];
-    let options = [&usual[..], &quick, &replication, options].concat();
-    RedisServer::start_with(&options)
+    let sealed: &[&str] = if access.tls.is_some() { &["--tls-cluster", "yes"] } else { &[] };
+    let options = [&usual[..], &quick, &replication, sealed, options].concat();
+    RedisServer::start_guarded(access, &options)
 }
 
 fn is_linked(node: &RedisServer) -> bool {

@@ -15,7 +15,7 @@ use lockset::engine::redis::{Redis, RedisOptions};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::port::free_port;
-use super::{Linked, Skew, Stage, Time};
+use super::{Access, Linked, Skew, Stage, Time};
 use crate::process::{Judging, Process};
 use crate::proxy::Proxy;
 use crate::steps::until;
@@ -27,6 +27,7 @@ pub struct RedisServer {
     port: u16,
     args: Vec<String>,
     environment: Vec<(String, String)>,
+    access: Access,
     child: Mutex<Child>,
 }
 
@@ -49,22 +50,32 @@ impl RedisServer {
         Self::start_on(port, &options.collect::<Vec<_>>())
     }
 
+    /// Starts a server that is entered like this, also by [`ask`](Self::ask).
+    pub fn start_guarded(access: &Access, options: &[&str]) -> Self {
+        let port = free_port();
+        let guards = access.options(port);
+        let options = guards.iter().map(String::as_str).chain(options.iter().copied());
+        let args = usual(port, &options.collect::<Vec<_>>());
+        Self::run(tempfile::tempdir().unwrap(), port, args, Vec::new(), access)
+    }
+
     /// Starts a server whose clock can be made to jump.
     pub fn start_skewed(skew: &Skew, options: &[&str]) -> Self {
-        let port = free_port();
-        Self::run(tempfile::tempdir().unwrap(), port, usual(port, options), skew.environment())
+        let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
+        Self::run(folder, port, usual(port, options), skew.environment(), &Access::default())
     }
 
     fn start_on(port: u16, options: &[&str]) -> Self {
-        Self::run(tempfile::tempdir().unwrap(), port, usual(port, options), Vec::new())
+        let folder = tempfile::tempdir().unwrap();
+        Self::run(folder, port, usual(port, options), Vec::new(), &Access::default())
     }
 
     /// Starts a sentinel, which is told everything in its file.
-    pub(super) fn start_sentinel(port: u16, file: &str) -> Self {
+    pub(super) fn start_sentinel(port: u16, file: &str, access: &Access) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("sentinel.conf"), file).unwrap();
         let args = ["sentinel.conf", "--sentinel"].map(str::to_owned).to_vec();
-        Self::run(folder, port, args, Vec::new())
+        Self::run(folder, port, args, Vec::new(), access)
     }
 
     fn run(
@@ -72,14 +83,15 @@ impl RedisServer {
         port: u16,
         args: Vec<String>,
         environment: Vec<(String, String)>,
+        access: &Access,
     ) -> Self {
         let child = Mutex::new(spawn(folder.path(), port, &args, &environment));
-        Self { folder, port, args, environment, child }
+        Self { folder, port, args, environment, access: access.clone(), child }
     }
 
     /// The URL of this server.
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("{}://127.0.0.1:{}", self.access.scheme(), self.port)
     }
 
     /// The URL of this server by way of a proxy that stands before it.
@@ -115,6 +127,7 @@ impl RedisServer {
         let mut command = Command::new("timeout");
         command.arg(limit.as_secs_f32().to_string());
         command.args(["redis-cli", "-p", &self.port.to_string()]);
+        command.args(self.access.cli());
         command
     }
 

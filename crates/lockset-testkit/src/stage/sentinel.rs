@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use super::port::free_port;
 use super::redis::RedisServer;
-use super::{Stage, Time};
+use super::{Access, Stage, Time};
 use crate::process::{Judging, Process};
 use crate::steps::until;
 
@@ -54,6 +54,7 @@ const SILENCE_MS: u32 = 1000;
 pub struct RedisSentinel {
     servers: Vec<RedisServer>,
     sentinels: Vec<RedisServer>,
+    scheme: &'static str,
 }
 
 impl RedisSentinel {
@@ -64,16 +65,22 @@ impl RedisSentinel {
 
     /// Starts servers with more options.
     pub fn start_with(options: &[&str]) -> Self {
-        let master = RedisServer::start_with(&[&REPLICATION, options].concat());
+        Self::start_guarded(&Access::default(), &Access::default(), options)
+    }
+
+    /// Starts servers and sentinels that are entered like this.
+    pub fn start_guarded(to_servers: &Access, to_sentinels: &Access, options: &[&str]) -> Self {
+        let start = |options: &[&str]| RedisServer::start_guarded(to_servers, options);
+        let master = start(&[&REPLICATION, options].concat());
         let port = master.port().to_string();
         let follow = ["--replicaof", "127.0.0.1", &port];
-        let replica = || RedisServer::start_with(&[&REPLICATION[..], &follow, options].concat());
+        let replica = || start(&[&REPLICATION[..], &follow, options].concat());
         let servers = vec![master, replica(), replica()];
         for replica in &servers[1..] {
             until("the replica follows", || follows(replica, servers[0].port()));
         }
-        let sentinels = start_sentinels(&servers);
-        let all = Self { servers, sentinels };
+        let sentinels = start_sentinels(&servers, to_servers, to_sentinels);
+        let all = Self { servers, sentinels, scheme: to_servers.scheme() };
         all.await_peace(0);
         all
     }
@@ -82,7 +89,7 @@ impl RedisSentinel {
     pub fn url(&self) -> String {
         let sentinels: Vec<String> =
             self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.port())).collect();
-        format!("redis+sentinel://{}/{SERVICE}", sentinels.join(","))
+        format!("{}+sentinel://{}/{SERVICE}", self.scheme, sentinels.join(","))
     }
 
     /// The servers; which of them is the master can change.
@@ -247,27 +254,28 @@ fn follows(server: &RedisServer, master: u16) -> bool {
 }
 
 /// Sentinels that are told of each other: to find out takes them seconds.
-fn start_sentinels(servers: &[RedisServer]) -> Vec<RedisServer> {
+fn start_sentinels(
+    servers: &[RedisServer],
+    to_servers: &Access,
+    to_sentinels: &Access,
+) -> Vec<RedisServer> {
     let known: Vec<(u16, String)> =
         (1..=3).map(|number| (free_port(), format!("{number:040x}"))).collect();
     let start =
         |(own, id): &(u16, String)| {
-            let mut lines = vec![
-                format!("port {own}\nbind 127.0.0.1\nsentinel myid {id}"),
-                format!("sentinel monitor {SERVICE} 127.0.0.1 {} 2", servers[0].port()),
-                format!("sentinel down-after-milliseconds {SERVICE} {SILENCE_MS}"),
-                format!("sentinel failover-timeout {SERVICE} 3000"),
-                format!("sentinel parallel-syncs {SERVICE} 2"),
-            ];
-            let replicas = servers[1..].iter().map(RedisServer::port);
-            lines.extend(
-                replicas.map(|port| format!("sentinel known-replica {SERVICE} 127.0.0.1 {port}")),
-            );
+            let mut lines = vec![format!("port {own}\nbind 127.0.0.1\nsentinel myid {id}")];
+            let settings = to_sentinels.settings(*own).into_iter();
+            lines.extend(settings.map(|(name, value)| format!("{name} {value}")));
+            lines.extend(what_it_watches(servers, to_servers));
+            // How they enter each other.
+            let password = to_sentinels.password.iter();
+            lines.extend(password.map(|password| format!("sentinel sentinel-pass {password}")));
             let others = known.iter().filter(|(port, _)| port != own);
             lines.extend(others.map(|(port, id)| {
                 format!("sentinel known-sentinel {SERVICE} 127.0.0.1 {port} {id}")
             }));
-            let sentinel = RedisServer::start_sentinel(*own, &format!("{}\n", lines.join("\n")));
+            let file = format!("{}\n", lines.join("\n"));
+            let sentinel = RedisServer::start_sentinel(*own, &file, to_sentinels);
             let hurry = [&["SENTINEL", "DEBUG"], &HASTE[..]].concat();
             let answer = sentinel.ask(&hurry);
             // Redis 6 cannot be hurried: there the same takes seconds longer.
@@ -275,6 +283,21 @@ fn start_sentinels(servers: &[RedisServer]) -> Vec<RedisServer> {
             sentinel
         };
     known.iter().map(start).collect()
+}
+
+/// The lines in a sentinel's file about the servers.
+fn what_it_watches(servers: &[RedisServer], to_servers: &Access) -> Vec<String> {
+    let mut lines = vec![
+        format!("sentinel monitor {SERVICE} 127.0.0.1 {} 2", servers[0].port()),
+        format!("sentinel down-after-milliseconds {SERVICE} {SILENCE_MS}"),
+        format!("sentinel failover-timeout {SERVICE} 3000"),
+        format!("sentinel parallel-syncs {SERVICE} 2"),
+    ];
+    let password = to_servers.password.iter();
+    lines.extend(password.map(|password| format!("sentinel auth-pass {SERVICE} {password}")));
+    let replicas = servers[1..].iter().map(RedisServer::port);
+    lines.extend(replicas.map(|port| format!("sentinel known-replica {SERVICE} 127.0.0.1 {port}")));
+    lines
 }
 
 /// A master, its replicas and sentinels for one law.

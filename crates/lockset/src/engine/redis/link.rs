@@ -467,6 +467,11 @@ fn meaning(code: &str) -> Option<(&'static str, bool)> {
 
 /// The code of an error that a script met. Before Redis 7 it stands in the middle of the text.
 fn code_within(text: &str) -> Option<&str> {
+    // A command within a script that the user may not run has no code of its own.
+    let forbidden = ["The user executing the script can't", "ACL failure in script"];
+    if forbidden.iter().any(|why| text.contains(why)) {
+        return Some("NOPERM");
+    }
     text.split(|c: char| !c.is_ascii_uppercase()).find(|word| meaning(word).is_some())
 }
 
@@ -480,6 +485,7 @@ pub(super) fn told(text: &str) -> Error {
 
 /// Whether a request that ended in this error was executed, and what to tell the caller.
 pub(super) fn judge(error: RedisError) -> Unanswered {
+    let error = first_of_several(error);
     let detail = error.detail().unwrap_or_default().to_owned();
     let code = match error.code() {
         None if error.kind() == redis::ErrorKind::AuthenticationFailed => "WRONGPASS",
@@ -514,6 +520,12 @@ pub(super) fn judge(error: RedisError) -> Unanswered {
         }
         None => Unanswered::Unknown(failed(format!("{error}"), true, None)),
     }
+}
+
+/// Requests that travel together fail together, and the code of each is within.
+fn first_of_several(error: RedisError) -> RedisError {
+    let each = error.clone().into_server_errors();
+    each.and_then(|each| each.first().map(|(_, first)| first.clone().into())).unwrap_or(error)
 }
 
 /// The engine's error. Redis errors never carry a password.

@@ -123,17 +123,15 @@ impl Servers {
     /// and the master of yesterday may be back, empty, and say that it is one.
     pub(super) async fn master(&self, service: &str) -> std::result::Result<Master, Error> {
         let asked = self.hosts.iter().map(|at| self.ask_sentinel(at, service));
-        let (mut masters, mut why) = (Vec::new(), None);
+        let (mut masters, mut whys) = (Vec::new(), Vec::new());
         for answer in futures_util::future::join_all(asked).await {
             match answer {
                 Ok(master) => masters.push(master),
-                Err(error) => why = Some(error),
+                Err(error) => whys.push(error),
             }
         }
-        masters.into_iter().max_by_key(|master: &Master| master.epoch).ok_or_else(|| {
-            let because = why.map(|error| format!(": {error}")).unwrap_or_default();
-            failed(format!("no sentinel knows the master of `{service}`{because}"), true, None)
-        })
+        let newest = masters.into_iter().max_by_key(|master: &Master| master.epoch);
+        newest.ok_or_else(|| nobody_knows(service, whys))
     }
 
     async fn ask_sentinel(&self, at: &Address, service: &str) -> Result<Master> {
@@ -165,6 +163,18 @@ impl Servers {
             }),
             _ => Err(failed("a sentinel named no master".to_owned(), true, None)),
         }
+    }
+}
+
+/// Waiting helps unless it helps with none of them: a wrong login stays wrong.
+fn nobody_knows(service: &str, mut whys: Vec<Error>) -> Error {
+    let what = format!("no sentinel knows the master of `{service}`");
+    let retryable = whys.is_empty() || whys.iter().any(Error::is_retryable);
+    match whys.pop() {
+        Some(Error::Unreachable { engine, what: why, source, .. }) => {
+            Error::Unreachable { engine, what: format!("{what}: {why}"), retryable, source }
+        }
+        _ => failed(what, retryable, None),
     }
 }
 

@@ -1,0 +1,68 @@
+//! What servers ask of whoever comes: a password, TLS, or nothing.
+
+/// How a server is entered, by clients and by other servers.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// The password of the user `default`.
+    pub password: Option<String>,
+    /// Nobody enters but by TLS.
+    pub tls: Option<Tls>,
+}
+
+/// The files of a server that speaks TLS and nothing else.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    /// Whose certificates count.
+    pub ca: String,
+    /// The server's own certificate.
+    pub cert: String,
+    /// Its key.
+    pub key: String,
+}
+
+impl Access {
+    /// The settings of a server or a sentinel on this port, by name.
+    pub(super) fn settings(&self, port: u16) -> Vec<(&'static str, String)> {
+        let mut settings = Vec::new();
+        if let Some(password) = &self.password {
+            settings.push(("requirepass", password.clone()));
+        }
+        if let Some(Tls { ca, cert, key }) = &self.tls {
+            settings.extend([
+                ("port", "0".to_owned()),
+                ("tls-port", port.to_string()),
+                ("tls-ca-cert-file", ca.clone()),
+                ("tls-cert-file", cert.clone()),
+                ("tls-key-file", key.clone()),
+                ("tls-auth-clients", "no".to_owned()),
+                // By it a sentinel knows that it has to seal what it says to others, too.
+                ("tls-replication", "yes".to_owned()),
+            ]);
+        }
+        settings
+    }
+
+    /// The options of a server on this port.
+    pub(super) fn options(&self, port: u16) -> Vec<String> {
+        let mut settings = self.settings(port);
+        settings.extend(self.password.clone().map(|password| ("masterauth", password)));
+        settings.into_iter().flat_map(|(name, value)| [format!("--{name}"), value]).collect()
+    }
+
+    /// How `redis-cli` enters.
+    pub(super) fn cli(&self) -> Vec<&str> {
+        let mut options = Vec::new();
+        if let Some(password) = &self.password {
+            options.extend(["--no-auth-warning", "-a", password]);
+        }
+        if let Some(tls) = &self.tls {
+            options.extend(["--tls", "--cacert", &tls.ca]);
+        }
+        options
+    }
+
+    /// How a URL begins, before what follows `redis`.
+    pub(super) fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "rediss" } else { "redis" }
+    }
+}

@@ -1,0 +1,319 @@
+//! Users, passwords and TLS where servers name each other: Sentinel, Cluster and quorums of Redis.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod secrets;
+
+use std::time::Duration;
+
+use lockset::{Error, Guard, Lockset};
+use lockset_testkit::stage::{
+    Access, DURABLE, RedisCluster, RedisSentinel, RedisServer, RedlockNodes, Tls,
+};
+use lockset_testkit::steps::{self, assert_told, lock, served, told, until, waiter, within};
+use secrets::{Authority, MARK, assert_hidden_in};
+
+/// Longer than a failover takes.
+const TTL: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(2);
+/// A refusal is an answer: nobody waits longer for it than for a connection.
+const ANSWERED: Duration = Duration::from_secs(8);
+/// What the documented rules are for.
+const USER: &str = "lockset";
+
+/// Nobody enters without the password of an administrator, which clients do not have.
+fn guarded() -> Access {
+    Access { password: Some(format!("{MARK}-administrator")), tls: None }
+}
+
+/// Nobody enters but by TLS; the certificate is for this host.
+fn sealed(authority: &Authority, host: &str) -> Access {
+    let (cert, key) = authority.sign(host, |_| {});
+    Access { password: None, tls: Some(Tls { ca: authority.ca(), cert, key }) }
+}
+
+fn password() -> String {
+    format!("{MARK}-worker")
+}
+
+/// The rules that `docs/redis.md` gives, with a password of our own; more in a quorum.
+fn add_user(server: &RedisServer, more: &[&str]) {
+    let document = include_str!("../../../docs/redis.md");
+    let rules = document.split("```acl\n").nth(1).unwrap().split("```").next().unwrap();
+    let password = format!(">{}", password());
+    let newer = ["+ssubscribe", "+spublish", "resetchannels", "&lockset:inbox:*"];
+    let is_known = |rule: &&str| {
+        !newer.contains(rule) || server.ask(&["ACL", "SETUSER", "nobody", rule]) == "OK"
+    };
+    let rules = rules.split_whitespace().filter(|rule| *rule != ">change-me").filter(is_known);
+    let rules: Vec<&str> = rules.chain([password.as_str()]).chain(more.iter().copied()).collect();
+    assert_eq!(server.ask(&[&["ACL", "SETUSER"], &rules[..]].concat()), "OK");
+}
+
+/// The URL with this user and password, and more options.
+fn as_user(url: &str, login: &str, options: &str) -> String {
+    format!("{}{options}", url.replacen("://", &format!("://{login}@"), 1))
+}
+
+/// The error of a connection that is refused, in good time and without a secret.
+async fn refused(url: &str) -> Error {
+    let error = within(ANSWERED, "a refusal", Lockset::connect(url)).await.unwrap_err();
+    assert_hidden_in(&error);
+    error
+}
+
+/// Takes a lock, hands it over and gives it back, on several names: in a cluster they lie on
+/// several nodes, which are named by a node and not by us.
+async fn lock_and_hand_over(url: &str) {
+    let connect = || within(ANSWERED, "a connection", steps::client(url, TTL));
+    let (ours, theirs) = (connect().await, connect().await);
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let guard = lock(&ours, name).await;
+        let waiting = waiter(&theirs, name).await;
+        let token = guard.token();
+        guard.release().await.unwrap();
+        let next = served(SOON, waiting).await;
+        assert!(next.token() > token);
+        next.release().await.unwrap();
+        assert!(steps::is_free(&ours, name).await);
+    }
+    ours.close().await.unwrap();
+    theirs.close().await.unwrap();
+}
+
+/// Asks until the home answers.
+async fn confirmed(guard: &Guard) {
+    let asked = async {
+        while let Err(error) = guard.confirm().await {
+            assert!(error.is_retryable(), "{error}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    within(ANSWERED, "the new master answers", asked).await;
+}
+
+const WRONG_USER: &str = "check user, password and ACL rules";
+
+struct GuardedSentinel {
+    servers: RedisSentinel,
+    sentinel_login: String,
+}
+
+impl GuardedSentinel {
+    fn start() -> Self {
+        let to_sentinels = Access { password: Some(format!("{MARK}-sentinels")), tls: None };
+        let servers = RedisSentinel::start_guarded(&guarded(), &to_sentinels, &[]);
+        servers.servers().iter().for_each(|server| add_user(server, &[]));
+        let sentinel_login = format!("watcher:{MARK}-watcher");
+        for sentinel in servers.sentinels() {
+            let rules = ["on", &format!(">{MARK}-watcher"), "-@all", "+sentinel|master"];
+            let more = ["+sentinel|get-master-addr-by-name", "+client|setinfo", "+hello"];
+            let rules = [&["ACL", "SETUSER", "watcher"], &rules[..], &more].concat();
+            // Redis 6 and 7.0 know no `CLIENT SETINFO`.
+            let known: Vec<&str> =
+                rules.iter().copied().filter(|rule| *rule != "+client|setinfo").collect();
+            let set = sentinel.ask(&rules) == "OK" || sentinel.ask(&known) == "OK";
+            assert!(set, "the sentinel takes the rules");
+        }
+        Self { servers, sentinel_login }
+    }
+
+    fn url(&self) -> String {
+        let options = format!("?sentinel_login={}", self.sentinel_login);
+        as_user(&self.servers.url(), &format!("{USER}:{}", password()), &options)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinels_and_their_servers_have_logins_of_their_own() {
+    let at = GuardedSentinel::start();
+    lock_and_hand_over(&at.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_login_at_a_sentinel_or_its_server_is_told() {
+    let at = GuardedSentinel::start();
+    let (url, right) = (at.servers.url(), format!("{USER}:{}", password()));
+    let login = format!("?sentinel_login={}", at.sentinel_login);
+    let wrong_sentinel = format!("?sentinel_login=watcher:{MARK}-wrong");
+    // None, a wrong one, and that of the servers.
+    for options in ["", &wrong_sentinel, &format!("?sentinel_login={right}")] {
+        let error = refused(&as_user(&url, &right, options)).await;
+        assert_told(&error, &[WRONG_USER], false);
+        assert_told(&error, &["no sentinel knows"], false);
+    }
+    for wrong in [format!("{USER}:{MARK}-wrong"), format!("nobody:{}", password())] {
+        let error = refused(&as_user(&url, &wrong, &login)).await;
+        assert_told(&error, &[WRONG_USER], false);
+        assert!(!told(&error).contains("sentinel"), "it is the server that refuses");
+    }
+    let nobody = refused(&format!("{url}{login}")).await;
+    assert_told(&nobody, &[WRONG_USER], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_among_guarded_servers_is_followed() {
+    let at = GuardedSentinel::start();
+    let (ours, theirs) = (steps::client(&at.url(), TTL).await, steps::client(&at.url(), TTL).await);
+    let guard = lock(&ours, "kept").await;
+    let waiting = waiter(&theirs, "kept").await;
+    let old = at.servers.kill_master();
+    confirmed(&guard).await;
+    let new = at.servers.master();
+    assert_ne!(new, old);
+    let token = guard.token();
+    let holder = at.servers.servers()[new].ask(&["GET", "lockset:kept"]);
+    assert!(holder.starts_with(&guard.claim_id().to_string()), "the new master knows: {holder}");
+    guard.release().await.unwrap();
+    // It hears of it with its next sign of life at the latest.
+    let next = served(SOON * 2, waiting).await;
+    assert!(next.token() > token);
+    next.release().await.unwrap();
+    lock_and_hand_over(&at.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_node_of_a_cluster_is_entered_with_the_password() {
+    let cluster = RedisCluster::start_guarded(&guarded(), 0, &[]);
+    cluster.nodes().iter().for_each(|node| add_user(node, &[]));
+    lock_and_hand_over(&as_user(&cluster.url(), &format!("{USER}:{}", password()), "")).await;
+    for wrong in [format!("{USER}:{MARK}-wrong"), format!(":{MARK}")] {
+        let error = refused(&as_user(&cluster.url(), &wrong, "")).await;
+        assert_told(&error, &[WRONG_USER], false);
+    }
+    assert_told(&refused(&cluster.url()).await, &[WRONG_USER], false);
+}
+
+/// One node of a cluster has forgotten the user: its names are refused, the others' are not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_know_the_user_refuses_its_own_names_only() {
+    let cluster = RedisCluster::start_guarded(&guarded(), 0, &[]);
+    cluster.nodes()[..2].iter().for_each(|node| add_user(node, &[]));
+    let login = format!("{USER}:{}", password());
+    let hosts: Vec<String> =
+        cluster.nodes()[..2].iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+    let locks = steps::client(&format!("redis+cluster://{login}@{}", hosts.join(",")), TTL).await;
+    let name_at = |node: usize| {
+        let owner = |name: &String| cluster.owner(cluster.slot_of(&format!("lockset:{name}")));
+        (0..).map(|number| format!("n{number}")).find(|name| owner(name) == node).unwrap()
+    };
+    let (known, unknown) = (name_at(1), name_at(2));
+    lock(&locks, &known).await.release().await.unwrap();
+    let mutex = locks.mutex(&unknown).unwrap();
+    let error = within(ANSWERED, "a refusal", mutex.try_lock()).await.unwrap_err();
+    assert_told(&error, &[WRONG_USER], false);
+    assert_hidden_in(&error);
+    lock(&locks, &known).await.release().await.unwrap();
+}
+
+/// The nodes of a quorum, and all of them as `login@host,…`.
+fn quorum(access: &Access) -> RedlockNodes {
+    let nodes = (0..3).map(|_| RedisServer::start_guarded(access, DURABLE)).collect();
+    RedlockNodes { nodes }
+}
+
+fn quorum_url(servers: &RedlockNodes, logins: [&str; 3]) -> String {
+    let hosts = servers.nodes.iter().zip(logins);
+    let hosts: Vec<String> =
+        hosts.map(|(node, login)| format!("{login}127.0.0.1:{}", node.port())).collect();
+    format!("redlock://{}", hosts.join(","))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_node_of_a_quorum_is_entered_with_its_own_password() {
+    let servers = quorum(&guarded());
+    let right = format!("{USER}:{}@", password());
+    servers.nodes.iter().for_each(|node| add_user(node, &[]));
+    let error = refused(&quorum_url(&servers, [&right, &right, &right])).await;
+    assert_told(&error, &[WRONG_USER], false);
+    // What `docs/redlock.md` asks for beside the rules.
+    servers.nodes.iter().for_each(|node| add_user(node, &["+info", "+config|get"]));
+    lock_and_hand_over(&quorum_url(&servers, [&right, &right, &right])).await;
+    let wrong = format!("{USER}:{MARK}-wrong@");
+    for logins in [[&wrong, &right, &right], [&right, &right, &wrong]] {
+        let error = refused(&quorum_url(&servers, logins.map(String::as_str))).await;
+        assert_told(&error, &[WRONG_USER], false);
+    }
+    // Each host has a login of its own: it is not sent to servers for which it was not given.
+    let error = refused(&quorum_url(&servers, [&right, "", ""])).await;
+    assert_told(&error, &[WRONG_USER], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sealed_sentinels_name_servers_that_are_verified() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let access = sealed(&authority, "127.0.0.1");
+    let servers = RedisSentinel::start_guarded(&access, &access, &[]);
+    let url = format!("{}?ca={}", servers.url(), authority.ca());
+    assert!(url.starts_with("rediss+sentinel://"), "{url}");
+    lock_and_hand_over(&url).await;
+    let strange = refused(&format!("{}?ca={}", servers.url(), other.ca())).await;
+    assert_told(&strange, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+    let ours = steps::client(&url, TTL).await;
+    let guard = lock(&ours, "kept").await;
+    servers.kill_master();
+    confirmed(&guard).await;
+    guard.release().await.unwrap();
+}
+
+/// The sentinels are who they say, and the server that they name is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_sentinels_name_is_not_trusted_for_it() {
+    let authority = Authority::new();
+    let (to_servers, to_sentinels) =
+        (sealed(&authority, "localhost"), sealed(&authority, "127.0.0.1"));
+    let servers = RedisSentinel::start_guarded(&to_servers, &to_sentinels, &[]);
+    let error = refused(&format!("{}?ca={}", servers.url(), authority.ca())).await;
+    assert_told(&error, &["NotValidForName", "not valid for name"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_nodes_of_a_sealed_cluster_are_verified() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let cluster = RedisCluster::start_guarded(&sealed(&authority, "127.0.0.1"), 0, &[]);
+    let url = cluster.url();
+    assert!(url.starts_with("rediss+cluster://"), "{url}");
+    lock_and_hand_over(&format!("{url}?ca={}", authority.ca())).await;
+    let strange = refused(&format!("{url}?ca={}", other.ca())).await;
+    assert_told(&strange, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+    // The nodes name themselves by address, whatever we called the one that was asked.
+    let by_name = url.replace("127.0.0.1", "localhost");
+    let error = refused(&format!("{by_name}?ca={}", authority.ca())).await;
+    assert_told(&error, &["NotValidForName", "not valid for name"], false);
+}
+
+/// Certificates that are for names, not for addresses, as most are.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sealed_cluster_whose_nodes_have_names_is_verified_by_them() {
+    let authority = Authority::new();
+    let cluster = RedisCluster::start_guarded(&sealed(&authority, "localhost"), 0, &[]);
+    for node in cluster.nodes() {
+        let named = node.ask(&["CONFIG", "SET", "cluster-announce-hostname", "localhost"]);
+        if named.starts_with("ERR Unsupported") {
+            // Redis 6 gives nodes no names.
+            return;
+        }
+        let preferred = ["CONFIG", "SET", "cluster-preferred-endpoint-type", "hostname"];
+        assert_eq!((named.as_str(), node.ask(&preferred).as_str()), ("OK", "OK"));
+    }
+    for node in cluster.nodes() {
+        until("all names are known", || {
+            node.ask(&["CLUSTER", "NODES"]).matches(",localhost").count() == cluster.nodes().len()
+        });
+    }
+    let url = cluster.url().replace("127.0.0.1", "localhost");
+    lock_and_hand_over(&format!("{url}?ca={}", authority.ca())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_nodes_of_a_sealed_quorum_are_verified() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let servers = quorum(&sealed(&authority, "127.0.0.1"));
+    let url = servers.url().replace("redlock:", "redlocks:");
+    lock_and_hand_over(&format!("{url}?ca={}", authority.ca())).await;
+    let strange = refused(&format!("{url}?ca={}", other.ca())).await;
+    assert_told(&strange, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+    let by_name = url.replace("127.0.0.1", "localhost");
+    let error = refused(&format!("{by_name}?ca={}", authority.ca())).await;
+    assert_told(&error, &["NotValidForName", "not valid for name"], false);
+}
