@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use lockset::{Guard, Lockset, Replicas, Terms};
-use lockset_testkit::stage::{RedisSentinel, RedisServer};
+use lockset_testkit::stage::{RedisCluster, RedisSentinel, RedisServer};
 use lockset_testkit::steps::{
     assert_told, client, is_free, lock, served, state_with, until, waiter, within,
 };
@@ -37,12 +37,16 @@ impl Scene {
         self.servers.servers()[2].signal(signal);
     }
 
-    /// How often `WAIT` was run.
     fn waits(&self) -> u64 {
-        let stats = self.master().ask(&["INFO", "commandstats"]);
-        let line = stats.lines().find(|line| line.starts_with("cmdstat_wait:"));
-        line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+        waits(self.master())
     }
+}
+
+/// How often `WAIT` was run.
+fn waits(server: &RedisServer) -> u64 {
+    let stats = server.ask(&["INFO", "commandstats"]);
+    let line = stats.lines().find(|line| line.starts_with("cmdstat_wait:"));
+    line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
 }
 
 fn begin(locks: &Lockset, name: &str, replicas: Replicas) -> JoinHandle<lockset::Result<Guard>> {
@@ -190,4 +194,81 @@ async fn readers_and_permits_are_waited_for_too() {
     for name in ["read", "permits"] {
         state_with(&theirs, name, |state| !state.is_used()).await;
     }
+}
+
+/// A cluster whose masters have a replica each, and names at two of the masters.
+struct Shards {
+    cluster: RedisCluster,
+    names: [String; 2],
+    masters: [usize; 2],
+}
+
+impl Shards {
+    fn start() -> Self {
+        let cluster = RedisCluster::start_with_replicas();
+        let first = cluster.owner(cluster.slot_of("lockset:n0"));
+        let masters = [first, cluster.another_master(first)];
+        let owner = |name: &String| cluster.owner(cluster.slot_of(&format!("lockset:{name}")));
+        let names = masters.map(|master| {
+            let mut names = (0..).map(|number| format!("n{number}"));
+            names.find(|name| owner(name) == master).unwrap()
+        });
+        Self { cluster, names, masters }
+    }
+
+    fn master(&self) -> &RedisServer {
+        &self.cluster.nodes()[self.masters[0]]
+    }
+
+    fn replica(&self) -> &RedisServer {
+        let follows = format!("master_port:{}", self.master().port());
+        let replicas = &self.cluster.nodes()[3..];
+        let is_ours = |node: &&RedisServer| node.ask(&["INFO", "replication"]).contains(&follows);
+        replicas.iter().find(is_ours).expect("every master has one")
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_cluster_the_replica_of_a_name_is_waited_for() {
+    let at = Shards::start();
+    let url = format!("{}?replicas=1", at.cluster.url());
+    let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
+    let before = waits(at.master());
+    let guard = lock(&ours, &at.names[0]).await;
+    assert!(waits(at.master()) > before, "it waited for the replica");
+    let waiting = waiter(&theirs, &at.names[0]).await;
+    let before = waits(at.master());
+    guard.release().await.unwrap();
+    let next = served(SOON, waiting).await;
+    assert!(waits(at.master()) > before, "a hand-over waits too");
+    next.release().await.unwrap();
+}
+
+/// Only the names of its master are refused, and only for as long as it is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_cluster_a_replica_that_is_gone_refuses_its_names() {
+    let at = Shards::start();
+    let ours = client(&format!("{}?replicas=1", at.cluster.url()), TTL).await;
+    let plain = client(&at.cluster.url(), TTL).await;
+    for name in &at.names {
+        lock(&ours, name).await.release().await.unwrap();
+    }
+    let replica = at.replica();
+    replica.kill();
+    let [gone, other] = at.names.each_ref().map(|name| ours.mutex(name).unwrap());
+    for _ in 0..2 {
+        let refused = within(ANSWERED, "an answer", gone.try_lock()).await.unwrap_err();
+        assert_told(&refused, &["0 of the 1 replicas"], true);
+    }
+    let key = format!("lockset:{}", at.names[0]);
+    until("it is withdrawn", || at.master().ask(&["GET", &key]).is_empty());
+    assert!(is_free(&plain, &at.names[0]).await);
+    let majority = try_with(&plain, &at.names[0], Replicas::Majority).await;
+    assert!(majority.is_err(), "a master alone is no majority");
+    let kept = within(ANSWERED, "an answer", other.try_lock()).await.unwrap();
+    kept.expect("the other master has its replica").release().await.unwrap();
+    replica.restart();
+    until("it is back", || at.master().is_replicated_to(1));
+    let guard = within(ANSWERED, "an answer", gone.try_lock()).await.unwrap();
+    guard.expect("the replica answers again").release().await.unwrap();
 }
