@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lockset::{Break, Guard, LockState, Lockset, LossReason, State, Terms};
+use lockset::{Break, Guard, LockState, Lockset, LossReason, Mode, State, Terms};
+use lockset_testkit::process::{Judging, Process};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::RedisServer;
 use lockset_testkit::steps::{Waiting, assert_told, is_free, lost, served, told, within};
@@ -17,6 +18,10 @@ const SOON: Duration = Duration::from_millis(750);
 const BY_RENEWAL: Duration = Duration::from_millis(1500);
 /// A third of a place's lease, likewise.
 const BY_SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+/// A ttl that no test lives to see the end of.
+const LONG: Duration = Duration::from_secs(60);
+/// What a waiter that was handed a lock is given to say that it is there, at most.
+const FIRST_LEASE: Duration = Duration::from_secs(10);
 
 async fn client(url: &str) -> Lockset {
     client_with(TTL, url).await
@@ -142,6 +147,66 @@ async fn an_acquisition_whose_answer_was_lost_is_asked_for_by_its_id() {
     assert!(!is_free(&theirs, "unanswered").await);
     guard.release().await.unwrap();
     assert!(is_free(&theirs, "unanswered").await);
+}
+
+/// The server has granted it, and nobody is there any more who would know. Its withdrawal finds the
+/// connection as it is: deaf, or stuck until another stands.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acquisition_that_was_given_up_unanswered_is_no_orphan() {
+    for stuck in [false, true] {
+        let server = RedisServer::start();
+        let proxy = Proxy::before(server.port());
+        let ours = client_with(LONG, &server.url_through(&proxy)).await;
+        let theirs = client_with(LONG, &server.url()).await;
+        is_free(&ours, "orphan").await;
+        proxy.swallow_answers();
+        let mutex = ours.mutex("orphan").unwrap();
+        let asking = tokio::spawn(async move { mutex.lock().await });
+        proxy.until("an answer is lost", |seen| seen.swallowed > 0);
+        let is_taken = || !server.ask(&["GET", "lockset:orphan"]).is_empty();
+        assert!(is_taken(), "it was executed");
+        if stuck {
+            proxy.hold_requests();
+        }
+        asking.abort();
+        assert!(asking.await.unwrap_err().is_cancelled(), "it is given up");
+        if stuck {
+            proxy.until("the withdrawal is held back", |seen| seen.held > 0);
+            assert!(is_taken(), "it cannot be withdrawn yet");
+        }
+        proxy.cut();
+        within(SOON, "it is withdrawn", until("it is free", || !is_taken())).await;
+        let next = within(SOON, "a free lock", theirs.mutex("orphan").unwrap().lock()).await;
+        next.unwrap().release().await.unwrap();
+    }
+}
+
+/// Its connection stands, so the server has told it and believes that it heard.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_waiter_costs_its_first_lease_and_not_its_ttl() {
+    let server = RedisServer::start();
+    let ours = client_with(LONG, &server.url()).await;
+    let theirs = client_with(LONG, &server.url()).await;
+    let guard = lock(&ours, "stopped").await;
+    let actor = env!("CARGO_BIN_EXE_actor");
+    let mut stopped = Process::start(actor, &server.url(), Judging::ByTheGuard);
+    let call = stopped.begin_lock("stopped", Mode::Exclusive, LONG);
+    state_with(&ours, "stopped", |state| state.waiters.len() == 1).await;
+    let behind = waiter(&theirs, "stopped").await;
+    stopped.stop();
+    guard.release().await.unwrap();
+    let released = Instant::now();
+    let left = server.ask(&["PTTL", "lockset:stopped"]).parse::<u128>().unwrap();
+    assert!(left > 0 && left <= FIRST_LEASE.as_millis(), "it was given {left} ms");
+    let next = served(FIRST_LEASE + SOON, behind).await;
+    let waited = released.elapsed();
+    assert!(waited > FIRST_LEASE / 2, "it went to the stopped one first, for {waited:?}");
+    // It may have the letter still in its ears, and must not believe it.
+    stopped.resume();
+    next.confirm().await.unwrap();
+    let token = next.token();
+    next.release().await.unwrap();
+    assert!(within(LONG, "its turn", stopped.granted(call)).await > token);
 }
 
 #[tokio::test(flavor = "multi_thread")]
