@@ -9,7 +9,7 @@ use lockset::engine::redis::{Redis, RedisOptions};
 use lockset::engine::{Amend, Claim, Engine, Wait};
 use lockset::{Break, Error, LossReason, Token};
 use lockset_testkit::proxy::Proxy;
-use lockset_testkit::stage::{RedisCluster, RedisServer};
+use lockset_testkit::stage::{DURABLE, RedisCluster, RedisServer, Skew};
 use lockset_testkit::steps;
 
 const TTL: Duration = Duration::from_secs(30);
@@ -120,9 +120,11 @@ async fn fence_lost(
     if keep {
         tokio::time::sleep(Duration::from_millis(100)).await;
     } else if natural {
-        tokio::time::sleep(Duration::from_millis(1200)).await;
+        let is_gone = || server.ask(&["EXISTS", "{lockset:n}:fence"]) == "0";
+        steps::until("the fence has expired", is_gone);
+        assert_eq!(server.ask(&["EXISTS", "lockset:n"]), "1", "the lock is held");
     } else {
-        server.ask(&["DEL", "{lockset:n}:fence"]);
+        assert_eq!(server.ask(&["DEL", "{lockset:n}:fence"]), "1");
     }
     let waiting = claim("n");
     let clock = Clock::boot();
@@ -158,6 +160,58 @@ async fn a_fence_that_was_evicted_does_not_cost_the_lock() {
 async fn a_fence_that_stays_hands_over_at_once() {
     let (served, after, renewed) = fence_lost(false, true).await;
     assert!(served && after < Duration::from_millis(500) && renewed[0].is_ok());
+}
+
+#[tokio::test]
+async fn a_fence_is_kept_for_as_many_days_as_told() {
+    let server = RedisServer::start();
+    let day = 86_400_000_u64;
+    for (options, days) in [("", 7), ("?fence_idle=2", 2), ("?fence_idle=3650", 3650)] {
+        let locks = lockset::Lockset::connect(&format!("{}{options}", server.url())).await.unwrap();
+        let name = format!("n{days}");
+        let left = || -> u64 {
+            server.ask(&["PTTL", &format!("{{lockset:{name}}}:fence")]).parse().unwrap()
+        };
+        for _ in 0..2 {
+            let guard = locks.mutex(name.as_str()).unwrap().lock().await.unwrap();
+            assert!(left() > (days - 1) * day && left() <= days * day, "{} of {days} days", left());
+            guard.release().await.unwrap();
+        }
+        assert!(left() > (days - 1) * day && left() <= days * day, "{} of {days} days", left());
+    }
+    for wrong in ["0", "3651", "7d", "-1", ""] {
+        let url = format!("{}?fence_idle={wrong}", server.url());
+        let refused = lockset::Lockset::connect(&url).await.unwrap_err();
+        steps::assert_told(&refused, &["a number of days"], false);
+    }
+}
+
+/// The clock cannot help, for it says what it said an hour ago: tokens grow by what was written.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_grow_over_a_restart_although_the_clock_goes_back() {
+    let skew = Skew::new();
+    let server = RedisServer::start_skewed(&skew, DURABLE);
+    let time = || server.ask(&["TIME"]).lines().next().unwrap().parse::<u64>().unwrap();
+    let ours = steps::client(&server.url(), TTL).await;
+    let kept = steps::lock(&ours, "kept").await;
+    let released = steps::lock(&ours, "released").await;
+    let (before, last) = (time(), released.token());
+    released.release().await.unwrap();
+    skew.set(-3_600_000);
+    server.restart();
+    assert!(time() < before - 3_500, "the clock went back: {} after {before}", time());
+    let theirs = steps::client(&server.url(), TTL).await;
+    for locks in [&theirs, &ours] {
+        let guard = steps::lock(locks, "released").await;
+        assert!(guard.token() > last, "{} after {last}", guard.token());
+        guard.release().await.unwrap();
+    }
+    assert!(!steps::is_free(&theirs, "kept").await, "it was written down, too");
+    let token = kept.token();
+    kept.release().await.unwrap();
+    assert!(steps::lock(&theirs, "kept").await.token() > token);
+    // Where nothing was written, the clock of now is all there is.
+    assert!(steps::lock(&theirs, "fresh").await.token() < last);
 }
 
 /// The same, as users see it.
