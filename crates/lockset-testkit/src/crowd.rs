@@ -19,7 +19,8 @@ const HOLD: Duration = Duration::from_millis(5);
 /// Contenders who take, hold and give back until they are told to part.
 #[derive(Debug)]
 pub struct Crowd {
-    served: Arc<AtomicU64>,
+    /// How often each was.
+    served: Arc<[AtomicU64]>,
     over: Arc<AtomicBool>,
     contenders: Vec<JoinHandle<Vec<Belief>>>,
 }
@@ -27,11 +28,14 @@ pub struct Crowd {
 impl Crowd {
     /// For every client so many contenders, who take the names in turn.
     pub fn gather(clients: &[Lockset], each: usize, names: &[&str]) -> Self {
-        let (served, over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let places = (0..clients.len() * each).map(|number| (number, &clients[number / each]));
+        let count = clients.len() * each;
+        let served: Arc<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
+        let over = Arc::<AtomicBool>::default();
+        let places = (0..count).map(|number| (number, &clients[number / each]));
         let contenders = places.map(|(number, client)| {
             let name = names[number % names.len()];
             let contender = Contender {
+                number,
                 who: format!("contender {number}"),
                 mutex: client.mutex(name).unwrap(),
                 name: name.to_owned(),
@@ -45,17 +49,28 @@ impl Crowd {
 
     /// Returns when so many more were served.
     pub async fn served(&self, more: u64, limit: Duration) {
-        let before = self.served.load(Ordering::Relaxed);
+        let so_far = || self.served.iter().map(|one| one.load(Ordering::Relaxed)).sum::<u64>();
+        let before = so_far();
         let enough = async {
-            while self.served.load(Ordering::Relaxed) < before + more {
+            while so_far() < before + more {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         within(limit, &format!("{more} more are served"), enough).await;
     }
 
+    /// Returns when everybody was served so often.
+    pub async fn each_served(&self, times: u64, limit: Duration) {
+        let all = async {
+            while self.served.iter().any(|one| one.load(Ordering::Relaxed) < times) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        within(limit, &format!("everybody is served {times} times"), all).await;
+    }
+
     /// Ends it all. What they believed fits together, or the test fails.
-    pub async fn part(self) {
+    pub async fn part(self) -> Vec<Belief> {
         self.over.store(true, Ordering::Relaxed);
         let mut history = History::default();
         for contender in self.contenders {
@@ -65,10 +80,12 @@ impl Crowd {
         if let Err(broken) = history.judge() {
             panic!("of {} beliefs: {broken}", history.beliefs.len());
         }
+        history.beliefs
     }
 }
 
 struct Contender {
+    number: usize,
     who: String,
     mutex: Mutex,
     name: String,
@@ -76,7 +93,7 @@ struct Contender {
 }
 
 impl Contender {
-    async fn contend(self, served: Arc<AtomicU64>, over: Arc<AtomicBool>) -> Vec<Belief> {
+    async fn contend(self, served: Arc<[AtomicU64]>, over: Arc<AtomicBool>) -> Vec<Belief> {
         let mut beliefs = Vec::new();
         while !over.load(Ordering::Relaxed) {
             let asked = self.clock.now();
@@ -84,7 +101,7 @@ impl Contender {
                 Ok(guard) => {
                     beliefs.push(self.hold(&guard, asked).await);
                     self.give_back(guard).await;
-                    served.fetch_add(1, Ordering::Relaxed);
+                    served[self.number].fetch_add(1, Ordering::Relaxed);
                 }
                 // There is no home at the moment.
                 Err(error) if error.is_retryable() => {
