@@ -32,15 +32,20 @@ fn sealed(authority: &Authority, host: &str) -> Access {
     Access { password: None, tls: Some(Tls { ca: authority.ca(), cert, key }) }
 }
 
-fn password() -> String {
-    format!("{MARK}-worker")
+/// With all that means something in a URL.
+const ODD: &str = ",@/?#%&=";
+const ODD_ESCAPED: &str = "%2C%40%2F%3F%23%25%26%3D";
+
+/// The user of the documented rules, as a URL has it.
+fn login() -> String {
+    format!("{USER}:{MARK}{ODD_ESCAPED}")
 }
 
 /// The rules that `docs/redis.md` gives, with a password of our own; more in a quorum.
 fn add_user(server: &RedisServer, more: &[&str]) {
     let document = include_str!("../../../docs/redis.md");
     let rules = document.split("```acl\n").nth(1).unwrap().split("```").next().unwrap();
-    let password = format!(">{}", password());
+    let password = format!(">{MARK}{ODD}");
     let newer = ["+ssubscribe", "+spublish", "resetchannels", "&lockset:inbox:*"];
     let is_known = |rule: &&str| {
         !newer.contains(rule) || server.ask(&["ACL", "SETUSER", "nobody", rule]) == "OK"
@@ -104,9 +109,9 @@ impl GuardedSentinel {
         let to_sentinels = Access { password: Some(format!("{MARK}-sentinels")), tls: None };
         let servers = RedisSentinel::start_guarded(&guarded(), &to_sentinels, &[]);
         servers.servers().iter().for_each(|server| add_user(server, &[]));
-        let sentinel_login = format!("watcher:{MARK}-watcher");
+        let sentinel_login = format!("watcher:{MARK}{ODD_ESCAPED}");
         for sentinel in servers.sentinels() {
-            let rules = ["on", &format!(">{MARK}-watcher"), "-@all", "+sentinel|master"];
+            let rules = ["on", &format!(">{MARK}{ODD}"), "-@all", "+sentinel|master"];
             let more = ["+sentinel|get-master-addr-by-name", "+client|setinfo", "+hello"];
             let rules = [&["ACL", "SETUSER", "watcher"], &rules[..], &more].concat();
             // Redis 6 and 7.0 know no `CLIENT SETINFO`.
@@ -120,7 +125,7 @@ impl GuardedSentinel {
 
     fn url(&self) -> String {
         let options = format!("?sentinel_login={}", self.sentinel_login);
-        as_user(&self.servers.url(), &format!("{USER}:{}", password()), &options)
+        as_user(&self.servers.url(), &login(), &options)
     }
 }
 
@@ -128,13 +133,17 @@ impl GuardedSentinel {
 async fn sentinels_and_their_servers_have_logins_of_their_own() {
     let at = GuardedSentinel::start();
     lock_and_hand_over(&at.url()).await;
+    // A password alone is that of the user `default`, there as here.
+    let administrator = format!(":{}", guarded().password.unwrap());
+    let options = format!("?sentinel_login=:{MARK}-sentinels");
+    lock_and_hand_over(&as_user(&at.servers.url(), &administrator, &options)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_login_at_a_sentinel_or_its_server_is_told() {
     let at = GuardedSentinel::start();
-    let (url, right) = (at.servers.url(), format!("{USER}:{}", password()));
-    let login = format!("?sentinel_login={}", at.sentinel_login);
+    let (url, right) = (at.servers.url(), login());
+    let right_sentinel = format!("?sentinel_login={}", at.sentinel_login);
     let wrong_sentinel = format!("?sentinel_login=watcher:{MARK}-wrong");
     // None, a wrong one, and that of the servers.
     for options in ["", &wrong_sentinel, &format!("?sentinel_login={right}")] {
@@ -142,12 +151,12 @@ async fn a_wrong_login_at_a_sentinel_or_its_server_is_told() {
         assert_told(&error, &[WRONG_USER], false);
         assert_told(&error, &["no sentinel knows"], false);
     }
-    for wrong in [format!("{USER}:{MARK}-wrong"), format!("nobody:{}", password())] {
-        let error = refused(&as_user(&url, &wrong, &login)).await;
+    for wrong in [format!("{USER}:{MARK}-wrong"), login().replace(USER, "nobody")] {
+        let error = refused(&as_user(&url, &wrong, &right_sentinel)).await;
         assert_told(&error, &[WRONG_USER], false);
         assert!(!told(&error).contains("sentinel"), "it is the server that refuses");
     }
-    let nobody = refused(&format!("{url}{login}")).await;
+    let nobody = refused(&format!("{url}{right_sentinel}")).await;
     assert_told(&nobody, &[WRONG_USER], false);
 }
 
@@ -176,7 +185,9 @@ async fn a_failover_among_guarded_servers_is_followed() {
 async fn every_node_of_a_cluster_is_entered_with_the_password() {
     let cluster = RedisCluster::start_guarded(&guarded(), 0, &[]);
     cluster.nodes().iter().for_each(|node| add_user(node, &[]));
-    lock_and_hand_over(&as_user(&cluster.url(), &format!("{USER}:{}", password()), "")).await;
+    lock_and_hand_over(&as_user(&cluster.url(), &login(), "")).await;
+    let administrator = format!(":{}", guarded().password.unwrap());
+    lock_and_hand_over(&as_user(&cluster.url(), &administrator, "")).await;
     for wrong in [format!("{USER}:{MARK}-wrong"), format!(":{MARK}")] {
         let error = refused(&as_user(&cluster.url(), &wrong, "")).await;
         assert_told(&error, &[WRONG_USER], false);
@@ -189,10 +200,10 @@ async fn every_node_of_a_cluster_is_entered_with_the_password() {
 async fn a_node_that_does_not_know_the_user_refuses_its_own_names_only() {
     let cluster = RedisCluster::start_guarded(&guarded(), 0, &[]);
     cluster.nodes()[..2].iter().for_each(|node| add_user(node, &[]));
-    let login = format!("{USER}:{}", password());
     let hosts: Vec<String> =
         cluster.nodes()[..2].iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-    let locks = steps::client(&format!("redis+cluster://{login}@{}", hosts.join(",")), TTL).await;
+    let locks =
+        steps::client(&format!("redis+cluster://{}@{}", login(), hosts.join(",")), TTL).await;
     let name_at = |node: usize| {
         let owner = |name: &String| cluster.owner(cluster.slot_of(&format!("lockset:{name}")));
         (0..).map(|number| format!("n{number}")).find(|name| owner(name) == node).unwrap()
@@ -222,7 +233,7 @@ fn quorum_url(servers: &RedlockNodes, logins: [&str; 3]) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_node_of_a_quorum_is_entered_with_its_own_password() {
     let servers = quorum(&guarded());
-    let right = format!("{USER}:{}@", password());
+    let right = format!("{}@", login());
     servers.nodes.iter().for_each(|node| add_user(node, &[]));
     let error = refused(&quorum_url(&servers, [&right, &right, &right])).await;
     assert_told(&error, &[WRONG_USER], false);

@@ -554,5 +554,11 @@ mod tests {
         let new = "WRONGTYPE Operation against a key holding the wrong kind of value";
         assert!(told(new).to_string().contains("not a lock (WRONGTYPE)"));
         assert!(told("ERR something else").to_string().contains("something else"));
+        for forbidden in [
+            "ERR The user executing the script can't run this command or subcommand script: f1",
+            "ERR ACL failure in script: User worker has no permissions to run the 'set' command",
+        ] {
+            assert!(told(forbidden).to_string().contains("ACL rules (NOPERM)"));
+        }
     }
 }

@@ -11,7 +11,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::link::{Inbox, Link, Maker, Postman, Unanswered, Up, failed, judge};
+use super::link::{Inbox, Link, Maker, Postman, Unanswered, Up, again, failed, judge};
 use super::scripts::Scripts;
 use super::servers::{Address, Servers, Shape};
 use super::slots::{Map, Range, read_ranges};
@@ -134,12 +134,12 @@ pub(super) struct Way<'a> {
 impl Way<'_> {
     /// The node to ask now, and how long it may take.
     pub(super) async fn node(&mut self) -> std::result::Result<(Arc<Node>, Duration), Unanswered> {
+        let mut why = failed("the time was over before it could be asked".to_owned(), true, None);
         loop {
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 // Sent now, nobody would wait for its answer, and it would be unknown.
-                let what = "the time was over before it could be asked".to_owned();
-                return Err(Unanswered::Refused(failed(what, true, None)));
+                return Err(Unanswered::Refused(why));
             }
             let cluster = match &self.nodes.all {
                 All::One(node) => return Ok((node.clone(), left)),
@@ -153,6 +153,7 @@ impl Way<'_> {
                     Err(down) => down.into_error(),
                 },
             };
+            why = again(&down);
             self.look_again(cluster, down).await.map_err(Unanswered::Refused)?;
         }
     }
