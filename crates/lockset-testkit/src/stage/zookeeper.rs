@@ -26,6 +26,9 @@ const TICK: Duration = Duration::from_millis(100);
 pub const SESSIONS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 /// Where Debian puts the server; its manifest names the libraries it needs.
 const JAR: &str = "/usr/share/java/zookeeper.jar";
+/// The server, and what its manifest forgets of the libraries that TLS needs.
+const CLASS_PATH: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec.jar:\
+                          /usr/share/java/netty-resolver.jar";
 /// What makes a server start quickly and be small, and spares the disk.
 const JAVA: [&str; 11] = [
     "-Xmx128m",
@@ -48,6 +51,8 @@ const UNTIL_LEFT_ALONE: &str = r#""$@" </dev/null & echo $!; read _; kill -9 $!;
 #[derive(Debug)]
 pub struct ZooKeeperServers {
     nodes: Vec<ZooKeeperNode>,
+    /// Where the only server speaks TLS, if it does.
+    secure_port: Option<u16>,
 }
 
 impl ZooKeeperServers {
@@ -66,9 +71,32 @@ impl ZooKeeperServers {
         let start = |(index, &[port, ..]): (usize, &[u16; 3])| {
             ZooKeeperNode::start(index + 1, port, &peers, java)
         };
-        let servers = Self { nodes: ports.iter().enumerate().map(start).collect() };
+        let nodes = ports.iter().enumerate().map(start).collect();
+        let servers = Self { nodes, secure_port: None };
         servers.await_serving();
         servers
+    }
+
+    /// Starts one server that also speaks TLS, with these lines on certificates in its
+    /// configuration.
+    pub fn start_tls(lines: &[String]) -> Self {
+        let port = free_port();
+        let factory = "org.apache.zookeeper.server.NettyServerCnxnFactory";
+        let tls = [
+            format!("secureClientPort={port}"),
+            "secureClientPortAddress=127.0.0.1".to_owned(),
+            format!("serverCnxnFactory={factory}"),
+        ];
+        let node = ZooKeeperNode::start(1, free_port(), &[&tls, lines].concat(), &[]);
+        let servers = Self { nodes: vec![node], secure_port: Some(port) };
+        servers.await_serving();
+        servers
+    }
+
+    /// `zks://…` of the server that speaks TLS, and this chroot.
+    pub fn tls_url(&self, chroot: &str) -> String {
+        let port = self.secure_port.expect("a server that speaks TLS");
+        format!("zks://127.0.0.1:{port}/{chroot}")
     }
 
     /// The servers.
@@ -163,7 +191,7 @@ pub struct ZooKeeperNode {
 }
 
 impl ZooKeeperNode {
-    fn start(id: usize, port: u16, peers: &[String], java: &[&str]) -> Self {
+    fn start(id: usize, port: u16, more: &[String], java: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (shortest, longest) = SESSIONS;
         let mut lines = vec![
@@ -180,7 +208,7 @@ impl ZooKeeperNode {
             "admin.enableServer=false".to_owned(),
             "4lw.commands.whitelist=*".to_owned(),
         ];
-        lines.extend_from_slice(peers);
+        lines.extend_from_slice(more);
         std::fs::write(folder.path().join("zoo.cfg"), lines.join("\n")).unwrap();
         std::fs::write(folder.path().join("myid"), id.to_string()).unwrap();
         let java: Vec<String> = java.iter().map(|&option| option.to_owned()).collect();
@@ -293,7 +321,12 @@ impl Running {
             .args(["-c", UNTIL_LEFT_ALONE, "sh", "java"])
             .args(JAVA)
             .args(java)
-            .args(["-cp", JAR, "org.apache.zookeeper.server.quorum.QuorumPeerMain", "zoo.cfg"])
+            .args([
+                "-cp",
+                CLASS_PATH,
+                "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+                "zoo.cfg",
+            ])
             .current_dir(folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::servers::Stream;
+use super::servers::{Stream, is_refusal};
 use super::session::Shared;
 use super::wire::{self, Hello, LONGEST_FRAME, Op, Writer};
 use crate::clock::Moment;
@@ -20,14 +20,14 @@ const BEATS: u32 = 12;
 /// Keeps the session connected until it has ended.
 pub(super) async fn keep(session: Arc<Shared>) {
     let mut server = rand::random_range(0..session.servers.count());
-    let (mut failures, mut pause) = (0, PAUSES.0);
+    let (mut failures, mut refusals, mut pause) = (0, 0, PAUSES.0);
     loop {
         while session.is_unwanted() {
             session.wake.notified().await;
         }
         match greet(&session, server).await {
             Ok(Greeted::Welcome(stream, welcome, sent)) => {
-                (failures, pause) = (0, PAUSES.0);
+                (failures, refusals, pause) = (0, 0, PAUSES.0);
                 session.welcomed(welcome, sent);
                 let why = serve(&session, stream).await;
                 session.cut(why.to_string());
@@ -49,13 +49,20 @@ pub(super) async fn keep(session: Arc<Shared>) {
                 continue;
             }
             Err(why) => {
-                session.cut(why.to_string());
                 failures += 1;
+                refusals += usize::from(is_refusal(&why));
+                let why = session.servers.told(server, &why);
+                // One that was accepted before, or by others, may be so again.
+                if refusals == session.servers.count() && session.was_never_accepted() {
+                    session.give_up(&why);
+                    return;
+                }
+                session.cut(why);
             }
         }
         server += 1;
         if failures >= session.servers.count() {
-            failures = 0;
+            (failures, refusals) = (0, 0);
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }

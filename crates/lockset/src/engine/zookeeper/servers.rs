@@ -87,13 +87,17 @@ impl Servers {
             stream.set_nodelay(true)?;
             let Some(tls) = &self.tls else { return Ok(Box::new(stream) as Box<dyn Stream>) };
             let name = ServerName::try_from(host.clone()).map_err(std::io::Error::other)?;
-            Ok(Box::new(tls.connect(name, stream).await?) as Box<dyn Stream>)
+            let sealed = tls.connect(name, stream).await.map_err(unsealed)?;
+            Ok(Box::new(sealed) as Box<dyn Stream>)
         };
         let late = || std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer");
-        let connected: std::io::Result<_> =
-            tokio::time::timeout(within, connecting).await.unwrap_or_else(|_| Err(late()));
-        connected
-            .map_err(|error| std::io::Error::new(error.kind(), format!("{host}:{port}: {error}")))
+        tokio::time::timeout(within, connecting).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// What went wrong, and with the server of this number.
+    pub(super) fn told(&self, number: usize, why: &std::io::Error) -> String {
+        let (host, port) = &self.hosts[number % self.hosts.len()];
+        format!("{host}:{port}: {why}")
     }
 }
 
@@ -104,6 +108,24 @@ impl fmt::Debug for Servers {
             .field("hosts", &self.hosts)
             .field("chroot", &self.chroot)
             .finish_non_exhaustive()
+    }
+}
+
+/// Whether one of the two sides does not accept the other's certificate: a next attempt would end
+/// in the same way.
+pub(super) fn is_refusal(why: &std::io::Error) -> bool {
+    let why = why.get_ref().and_then(|why| why.downcast_ref::<rustls::Error>());
+    matches!(why, Some(rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_)))
+}
+
+/// A port that does not speak TLS ends the connection without a word.
+fn unsealed(why: std::io::Error) -> std::io::Error {
+    match why.kind() {
+        std::io::ErrorKind::UnexpectedEof => {
+            let what = "it ended the TLS handshake; is this a port for TLS?";
+            std::io::Error::new(why.kind(), what)
+        }
+        _ => why,
     }
 }
 

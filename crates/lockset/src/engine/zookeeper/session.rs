@@ -132,6 +132,8 @@ struct State {
     reconnect: bool,
     /// Why there is no connection.
     why: String,
+    /// There will be none, because of this reason.
+    refused: bool,
 }
 
 struct Pending {
@@ -249,6 +251,7 @@ impl Session {
             wishes: 0,
             reconnect: false,
             why: "it was not reached yet".to_owned(),
+            refused: false,
         };
         let shared = Arc::new(Shared {
             clock,
@@ -283,7 +286,7 @@ impl Session {
         tokio::select! {
             status = ready => match status {
                 Ok(status) if status.connected => Ok(*status),
-                _ => Err(Fault::Ended.into()),
+                _ => Err(self.shared.ending()),
             },
             () = self.shared.clock.sleep_until(deadline) => {
                 let why = self.shared.state().why.clone();
@@ -590,9 +593,24 @@ impl Shared {
         self.tell(Happening::Expired(epoch));
     }
 
+    /// Whether no server has made this session yet.
+    pub(super) fn was_never_accepted(&self) -> bool {
+        self.state().hello.session == 0 && self.status.borrow().epoch == 0
+    }
+
+    /// Why there will be no connection.
+    fn ending(&self) -> Error {
+        let state = self.state();
+        match state.refused {
+            true => failed(format!("no server accepts us ({})", state.why), false),
+            false => Fault::Ended.into(),
+        }
+    }
+
     /// The server will never accept us.
     pub(super) fn give_up(&self, why: &str) {
         self.cut(why.to_owned());
+        self.state().refused = true;
         self.status.send_modify(|status| status.ended = true);
     }
 

@@ -1,0 +1,150 @@
+//! What keeps strangers out of a ZooKeeper server: TLS and certificates.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[allow(dead_code, reason = "other tests look for secrets, too")]
+mod secrets;
+
+use std::time::Duration;
+
+use lockset::{Error, Lockset};
+use lockset_testkit::stage::ZooKeeperServers;
+use lockset_testkit::steps::{assert_told, is_free, lock, served, told, waiter, within};
+use rcgen::date_time_ymd;
+use secrets::Authority;
+
+/// Longer than a Java machine takes to start again while others keep the processors busy.
+const TTL: Duration = Duration::from_secs(30);
+/// A refusal is an answer: nobody waits longer for it than for a connection.
+const ANSWERED: Duration = Duration::from_secs(10);
+
+/// A server with a certificate of this authority that asks clients for theirs, or not.
+fn server(authority: &Authority, signed: &(String, String), clients: bool) -> ZooKeeperServers {
+    let (certificate, key) = signed;
+    // ZooKeeper reads both from one file, and tells by its name what is in it.
+    let store = authority.file("server-store.pem");
+    let parts = [certificate, key].map(|file| std::fs::read_to_string(file).unwrap());
+    std::fs::write(&store, parts.concat()).unwrap();
+    ZooKeeperServers::start_tls(&[
+        format!("ssl.keyStore.location={}", store.display()),
+        format!("ssl.trustStore.location={}", authority.ca()),
+        format!("ssl.clientAuth={}", if clients { "need" } else { "none" }),
+    ])
+}
+
+/// The error of a connection that is refused, in good time.
+async fn refused(url: &str) -> Error {
+    within(ANSWERED, "a refusal", Lockset::connect(url)).await.unwrap_err()
+}
+
+async fn client(url: &str) -> Lockset {
+    let connected = within(ANSWERED, "a connection", Lockset::builder(url).ttl(TTL).connect());
+    connected.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_an_unknown_authority_is_refused() {
+    let (ours, other) = (Authority::new(), Authority::new());
+    let server = server(&ours, &ours.sign("127.0.0.1", |_| {}), false);
+    let nobody = refused(&server.tls_url("p")).await;
+    assert_told(&nobody, &["UnknownIssuer"], false);
+    let url = format!("{}?ca={}", server.tls_url("p"), other.ca());
+    let somebody_else = refused(&url).await;
+    assert_told(&somebody_else, &["UnknownIssuer", "BadSignature"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_the_named_authority_is_used_and_found_again() {
+    let authority = Authority::new();
+    let server = server(&authority, &authority.sign("127.0.0.1", |_| {}), false);
+    let url = format!("{}?ca={}", server.tls_url("tls"), authority.ca());
+    let (ours, theirs) = (client(&url).await, client(&url).await);
+    let guard = lock(&ours, "sealed").await;
+    let waiting = waiter(&theirs, "sealed").await;
+    guard.release().await.unwrap();
+    let guard = served(ANSWERED, waiting).await;
+    // Who speaks plainly sees the same lock.
+    let plain = client(&server.url("tls")).await;
+    assert!(!is_free(&plain, "sealed").await);
+    let waiting = waiter(&ours, "sealed").await;
+    server.restart_leader();
+    within(TTL, "it is found again", async {
+        while let Err(error) = guard.confirm().await {
+            assert!(error.is_retryable(), "it was lost: {}", told(&error));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    guard.release().await.unwrap();
+    served(ANSWERED, waiting).await.release().await.unwrap();
+    ours.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_for_another_host_or_another_time_is_refused() {
+    let authority = Authority::new();
+    let other = authority.sign("other.example", |_| {});
+    let expired = authority.sign("127.0.0.1", |params| {
+        params.not_before = date_time_ymd(2001, 1, 1);
+        params.not_after = date_time_ymd(2002, 1, 1);
+    });
+    for (signed, words) in
+        [(other, ["NotValidForName", "not valid for name"]), (expired, ["Expired", "expired"])]
+    {
+        let server = server(&authority, &signed, false);
+        let url = format!("{}?ca={}", server.tls_url("p"), authority.ca());
+        assert_told(&refused(&url).await, &words, false);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let server = server(&authority, &authority.sign("127.0.0.1", |_| {}), true);
+    let with = |(cert, key): &(String, String)| {
+        format!("{}?ca={}&cert={cert}&key={key}", server.tls_url("p"), authority.ca())
+    };
+    let (ours, strange) = (authority.sign("client", |_| {}), other.sign("client", |_| {}));
+    let nobody = format!("{}?ca={}", server.tls_url("p"), authority.ca());
+    assert_told(&refused(&nobody).await, &["ertificate"], false);
+    assert_told(&refused(&with(&strange)).await, &["ertificate"], false);
+    assert!(is_free(&client(&with(&ours)).await, "known").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_are_missing_or_something_else_are_named() {
+    let authority = Authority::new();
+    let (certificate, key) = authority.sign("127.0.0.1", |_| {});
+    let missing = authority.file("missing.pem").display().to_string();
+    let garbage = authority.file("garbage.pem").display().to_string();
+    std::fs::write(&garbage, "not a certificate").unwrap();
+    let ca = authority.ca();
+    for (options, file) in [
+        (format!("?ca={missing}"), &missing),
+        (format!("?ca={garbage}"), &garbage),
+        (format!("?ca={ca}&cert={missing}&key={key}"), &missing),
+        (format!("?ca={ca}&cert={certificate}&key={missing}"), &missing),
+        (format!("?ca={ca}&cert={certificate}&key={garbage}"), &garbage),
+    ] {
+        let error = refused(&format!("zks://127.0.0.1:1/p{options}")).await;
+        assert_told(&error, &[file], false);
+    }
+    let half = refused(&format!("zks://127.0.0.1:1/p?ca={ca}&cert={certificate}")).await;
+    assert_told(&half, &["key"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_and_plain_do_not_hang_on_each_other() {
+    let authority = Authority::new();
+    let server = server(&authority, &authority.sign("127.0.0.1", |_| {}), false);
+    let unsealed = server.tls_url("p").replace("zks://", "zk://");
+    let error = refused(&unsealed).await;
+    assert!(!told(&error).is_empty());
+    // Both kinds of plain port: Netty's, and the usual one of Java.
+    let usual = ZooKeeperServers::start(1);
+    for hosts in [server.hosts(), usual.hosts()] {
+        let error = refused(&format!("zks://{hosts}/p?ca={}", authority.ca())).await;
+        assert_told(&error, &["TLS"], true);
+    }
+    let unsealed = refused(&format!("{}?ca={}", usual.url("p"), authority.ca())).await;
+    assert!(matches!(unsealed, Error::Invalid { .. }), "it is not sealed: {}", told(&unsealed));
+}
