@@ -157,6 +157,10 @@ pub const VIRTUAL: &[Mutant] = mutants! {
         => "it comes in";
     permits_add_up_to_the_limit as Mutex on dressed(CountsClaims) => "a sixth permit";
     permits_are_served_in_strict_order as Mutex on dressed(SmallOnesPass) => "one passed the queue";
+    any_permit_that_comes_back_admits_the_waiter as Mutex on shared(HeedsOne::the_last)
+        => "number 0 of 3 leaves";
+    any_permit_that_comes_back_admits_the_waiter as Mutex on shared(HeedsOne::the_first)
+        => "number 1 of 3 leaves";
     one_name_has_one_use as Mutex on renamed(name_by_mode) => "two limits";
     a_refused_mode_is_refused_not_hung as Mutex on dressed(HangsOnReaders) => "an answer";
     a_reentered_guard_counts as Mutex on dressed(DeafToRelease) => "the last guard released it";

@@ -60,6 +60,7 @@ lockset_testkit::suite! {
         a_downgrade_lets_readers_in_and_keeps_the_token,
         permits_add_up_to_the_limit,
         permits_are_served_in_strict_order,
+        any_permit_that_comes_back_admits_the_waiter,
         one_name_has_one_use,
         a_latch_opens_when_counted_down,
         a_barrier_lets_all_go_together,

@@ -79,6 +79,7 @@ fail_on_their_mutants! {
     a_downgrade_lets_readers_in_and_keeps_the_token,
     permits_add_up_to_the_limit,
     permits_are_served_in_strict_order,
+    any_permit_that_comes_back_admits_the_waiter,
     one_name_has_one_use,
     a_refused_mode_is_refused_not_hung,
     a_reentered_guard_counts,

@@ -141,6 +141,7 @@ laws! {
             a_downgrade_lets_readers_in_and_keeps_the_token (Shared),
             permits_add_up_to_the_limit (Permits),
             permits_are_served_in_strict_order (Permits),
+            any_permit_that_comes_back_admits_the_waiter (Permits),
             one_name_has_one_use (Permits),
             a_refused_mode_is_refused_not_hung (MissingMode),
         ];

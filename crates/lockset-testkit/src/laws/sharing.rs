@@ -137,6 +137,33 @@ pub async fn permits_are_served_in_strict_order(stage: &dyn Stage) {
     assert_eq!(first.0 + second.0, 3);
 }
 
+/// All permits are out, one each. Whoever of them leaves, the waiter is served soon, and the others
+/// keep what they have.
+pub async fn any_permit_that_comes_back_admits_the_waiter(stage: &dyn Stage) {
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    // Of different clients, as a waiter may look at others of its own in another way.
+    let [here, there] = [&ours, &theirs].map(|locks| semaphore(stage, locks, 3));
+    for leaver in 0..3 {
+        let mut out = Vec::new();
+        for pool in [&here, &there, &here] {
+            out.push(prepared("a free permit", pool.acquire(1)).await.unwrap());
+        }
+        let pool = there.clone();
+        let waiting = tokio::spawn(async move { pool.acquire(1).await.unwrap() });
+        let queued = state_with(&ours, "pool", |state| state.waiters.len() == 1);
+        prepared("somebody waits", queued).await;
+        out.remove(leaver).release().await.unwrap();
+        let what = format!("the waiter is served when number {leaver} of 3 leaves");
+        out.push(soon(stage, &what, waiting).await.unwrap());
+        assert!(here.try_acquire(1).await.unwrap().is_none(), "a fourth permit");
+        for guard in out {
+            guard.confirm().await.expect("the others keep their permits");
+            assert_eq!(guard.state(), State::Held);
+            guard.release().await.unwrap();
+        }
+    }
+}
+
 /// While a name is in use as one thing it cannot be used as another.
 pub async fn one_name_has_one_use(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);

@@ -14,7 +14,7 @@ use lockset::engine::{
 use lockset::{
     Break, Error, Holder, LockState, LossReason, Mode, Name, Note, Prefix, Result, Token,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::layer::Layer;
@@ -857,6 +857,64 @@ impl Layer for CountsClaims {
             *take = 1;
         }
         self.0.acquire(&claim, wait).await
+    }
+}
+
+/// Of all who have permits, a waiter is woken by one alone.
+#[derive(Debug)]
+pub(crate) struct HeedsOne {
+    inner: Arc<dyn Engine>,
+    held: Arc<watch::Sender<Vec<ClaimId>>>,
+    which: fn(&[ClaimId]) -> Option<&ClaimId>,
+}
+
+impl HeedsOne {
+    pub(crate) fn the_first(
+        inner: Arc<dyn Engine>,
+        held: Arc<watch::Sender<Vec<ClaimId>>>,
+    ) -> Self {
+        Self { inner, held, which: <[_]>::first }
+    }
+
+    pub(crate) fn the_last(inner: Arc<dyn Engine>, held: Arc<watch::Sender<Vec<ClaimId>>>) -> Self {
+        Self { inner, held, which: <[_]>::last }
+    }
+}
+
+#[async_trait]
+impl Layer for HeedsOne {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.inner
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        let heeded = (self.which)(&self.held.borrow()).copied();
+        let granted = match self.inner.acquire(claim, Wait::No).await? {
+            Some(grant) => Some(grant),
+            None if wait == Wait::No => None,
+            None => {
+                let granted = self.inner.acquire(claim, wait).await?;
+                let mut held = self.held.subscribe();
+                let left = |held: &Vec<ClaimId>| heeded.is_none_or(|one| !held.contains(&one));
+                // The sender is there as long as this engine.
+                held.wait_for(left).await.unwrap();
+                granted
+            }
+        };
+        if granted.is_some() {
+            self.held.send_modify(|held| held.push(claim.id));
+        }
+        Ok(granted)
+    }
+
+    async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        next: Option<&Claim>,
+    ) -> Result<Option<Grant>> {
+        self.held.send_modify(|held| held.retain(|id| *id != claim.id));
+        self.inner.release(claim, grant, next).await
     }
 }
 

@@ -18,6 +18,7 @@ macro_rules! common_laws {
                 a_downgrade_lets_readers_in_and_keeps_the_token,
                 permits_add_up_to_the_limit,
                 permits_are_served_in_strict_order,
+                any_permit_that_comes_back_admits_the_waiter,
                 one_name_has_one_use,
                 an_election_shows_its_leader,
                 a_latch_opens_when_counted_down,
