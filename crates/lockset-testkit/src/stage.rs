@@ -77,6 +77,10 @@ pub trait Stage: Send + Sync {
     /// The home answers again.
     async fn thaw(&self);
 
+    /// In the middle of a law another server begins to lead, where the stage wants that: nothing
+    /// that a law promises may depend on who leads.
+    async fn change_leader(&self) {}
+
     /// The home ends and begins again with what it had written down. All clients are closed
     /// before. Only asked of durable engines.
     async fn restart(&self) {}

@@ -82,6 +82,7 @@ pub async fn a_break_now_is_told_at_once(stage: &dyn Stage, form: Form) {
     let queued = state_with(&ours, "broken", |state| state.waiters.len() == 1);
     prepared("the waiter is seen", queued).await;
 
+    stage.change_leader().await;
     let broken = operator.force_release("broken", Break::Now).await.unwrap();
     let tokens: Vec<_> = broken.iter().map(|holder| holder.token).collect();
     assert_eq!(tokens, [Some(guard.token())], "who it was taken from");
@@ -106,6 +107,7 @@ pub async fn a_gentle_break_ends_with_the_lease(stage: &dyn Stage, form: Form) {
     prepared("the waiter is seen", queued).await;
 
     operator.force_release("asked", Break::WhenLeaseEnds).await.unwrap();
+    stage.change_leader().await;
     let seen = operator.inspect("asked").await.unwrap();
     assert!(seen.holders.iter().all(|holder| holder.revoked), "others see it: {seen:?}");
     let told = if ours.capabilities().pushes { patience(stage) } else { ttl / 2 };
@@ -127,6 +129,7 @@ pub async fn a_stopped_process_knows_that_it_lost(stage: &dyn Stage) {
     let call = process.begin_lock("stopped", Form::Mutex.mode(), stage.ttl());
     let first = process.granted(call).await;
     process.stop();
+    stage.change_leader().await;
     let lock = Form::Mutex.of(&locks, "stopped", terms(stage));
     let next = within(lapse(stage), "a stopped process is succeeded", lock.lock()).await.unwrap();
     assert!(next.token() > first);
@@ -159,6 +162,7 @@ pub async fn a_cut_session_is_told(stage: &dyn Stage) {
     let guard = ours("silent").lock().await.unwrap();
     linked.link.set(Connection::Silent);
     let deadline = clock.now() + ttl;
+    stage.change_leader().await;
     let doubts = until(stage, &guard, State::Uncertain);
     within(ttl * 2 / 3, "the guard doubts when nothing is answered", doubts).await;
     let reason = within(ttl, "the guard loses by its deadline", guard.lost()).await;

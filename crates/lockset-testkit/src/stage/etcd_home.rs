@@ -14,6 +14,7 @@ use rustix::process::Signal;
 use super::etcd::EtcdServers;
 use super::{Linked, Stage, Time};
 use crate::process::{Judging, Process};
+use crate::steps::until;
 
 /// An empty prefix on one server, or on a cluster of three, for one law.
 #[derive(Debug)]
@@ -24,7 +25,8 @@ pub struct EtcdStage {
     lag: Duration,
     actor: &'static str,
     leader_dies: bool,
-    /// The leader that died when the home froze.
+    leader_is_succeeded: bool,
+    /// The leader that died, and is to come back.
     dead: Mutex<Option<usize>>,
 }
 
@@ -47,12 +49,20 @@ impl EtcdStage {
         self
     }
 
+    /// The leader dies in the middle of a law, the others elect another and go on. All leases last
+    /// long enough for that.
+    pub fn whose_leader_is_succeeded(mut self) -> Self {
+        self.leader_is_succeeded = true;
+        self
+    }
+
     fn start_on(number: usize, lag: Duration, actor: &'static str) -> Self {
         static HOMES: AtomicU32 = AtomicU32::new(0);
         let home = HOMES.fetch_add(1, Ordering::Relaxed);
         let servers = Some(POOL.take(number));
         let prefix = format!("home{home}");
-        Self { servers, prefix, lag, actor, leader_dies: false, dead: Mutex::new(None) }
+        let (leader_dies, leader_is_succeeded, dead) = (false, false, Mutex::new(None));
+        Self { servers, prefix, lag, actor, leader_dies, leader_is_succeeded, dead }
     }
 
     fn servers(&self) -> &EtcdServers {
@@ -68,7 +78,7 @@ impl Drop for EtcdStage {
     fn drop(&mut self) {
         if let Some(servers) = self.servers.take() {
             if let Some(dead) = self.dead.lock().unwrap().take() {
-                // A law that failed left it so; the pool wants to signal all of them.
+                // A law left it so; the pool wants to signal all of them.
                 servers.bring_back(dead);
             }
             POOL.give_back(servers);
@@ -126,7 +136,8 @@ impl Stage for EtcdStage {
     }
 
     fn ttl(&self) -> Duration {
-        Duration::from_secs(2)
+        // An election may take a quarter of it, also on a busy machine.
+        Duration::from_secs(if self.leader_is_succeeded { 16 } else { 2 })
     }
 
     fn lag(&self) -> Duration {
@@ -164,6 +175,16 @@ impl Stage for EtcdStage {
         rest.for_each(|node| servers.signal(node, Signal::CONT));
         if let Some(dead) = dead {
             servers.bring_back(dead);
+        }
+    }
+
+    async fn change_leader(&self) {
+        if self.leader_is_succeeded {
+            let servers = self.servers();
+            let leader = servers.leader();
+            servers.kill(leader);
+            *self.dead.lock().unwrap() = Some(leader);
+            until("another leads", || servers.leader() != leader);
         }
     }
 

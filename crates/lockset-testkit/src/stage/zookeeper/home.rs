@@ -19,7 +19,8 @@ pub struct Chroot<const N: usize> {
     chroot: String,
     pub(super) actor: &'static str,
     leader_dies: bool,
-    /// The leader that died when the home froze.
+    leader_is_succeeded: bool,
+    /// The leader that died, and is to come back.
     dead: Mutex<Option<usize>>,
 }
 
@@ -27,14 +28,35 @@ impl<const N: usize> Chroot<N> {
     /// An empty home; see [`LocalStage::start`](crate::stage::LocalStage::start).
     pub fn start(actor: &'static str) -> Self {
         let chroot = format!("home-{}", HOMES.fetch_add(1, Ordering::Relaxed));
-        let (leader_dies, dead) = (false, Mutex::new(None));
-        Self { servers: Some(idle_servers(N)), chroot, actor, leader_dies, dead }
+        let (leader_dies, leader_is_succeeded, dead) = (false, false, Mutex::new(None));
+        let servers = Some(idle_servers(N));
+        Self { servers, chroot, actor, leader_dies, leader_is_succeeded, dead }
     }
 
     /// When the home freezes its leader does not only stop but dies, and comes back in the thaw.
     pub fn whose_leader_dies(mut self) -> Self {
         self.leader_dies = true;
         self
+    }
+
+    /// The leader dies in the middle of a law, the others elect another and go on. All sessions
+    /// last long enough for that.
+    pub fn whose_leader_is_succeeded(mut self) -> Self {
+        self.leader_is_succeeded = true;
+        self
+    }
+
+    pub(super) fn has_long_sessions(&self) -> bool {
+        self.leader_is_succeeded
+    }
+
+    pub(super) fn succeed_leader(&self) {
+        if self.leader_is_succeeded {
+            let leader = self.servers().leader();
+            self.servers().nodes()[leader].kill();
+            *self.dead.lock().unwrap() = Some(leader);
+            self.servers().await_another_leader(leader);
+        }
     }
 
     pub(super) fn freeze_all(&self) {
@@ -109,7 +131,14 @@ impl<const N: usize> Drop for Chroot<N> {
         let Some(servers) = self.servers.take() else { return };
         servers.thaw();
         // A law that failed may have left anything behind.
-        if !std::thread::panicking() && servers.are_serving() {
+        if std::thread::panicking() {
+            return;
+        }
+        if let Some(dead) = self.dead.lock().unwrap().take() {
+            servers.nodes()[dead].start_again();
+            servers.await_serving();
+        }
+        if servers.are_serving() {
             IDLE.lock().unwrap().push(servers);
         }
     }
