@@ -56,6 +56,41 @@ async fn an_answer_that_was_lost_leads_to_the_same_node() {
     assert!(is_free(&theirs, "unanswered").await);
 }
 
+/// A node with the claim's id is looked for where an answer was lost; but the id is only a name,
+/// and what others made ends with their session, not with ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_of_another_session_is_not_believed_whatever_its_name() {
+    let (home, mut eyes) = home();
+    let mut stranger = home.servers().eyes();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    // Longer than the forgery takes on a busy machine.
+    let ours = client(&home.url_by(&[proxy.port()]), LONG).await;
+    assert!(is_free(&ours, "forged").await);
+    proxy.swallow_answers();
+    // It must not come back before the forgery is there.
+    proxy.refuse(true);
+    let mutex = ours.mutex("forged").unwrap();
+    let asking = tokio::spawn(async move { mutex.lock().await });
+    until("it was executed", || home.contenders(&mut eyes, "forged").len() == 1);
+    let node = home.only_node(&mut eyes, "forged");
+    // The number is the server's; the rest says whose it is.
+    let forged = stranger.create(node.trim_end_matches(char::is_numeric), "sequential");
+    assert!(stranger.delete(&node));
+    proxy.refuse(false);
+    proxy.cut();
+    until("it stands in line, or believes to hold", || {
+        asking.is_finished() || home.contenders(&mut eyes, "forged").len() == 2
+    });
+    assert!(!asking.is_finished(), "it holds by the node of somebody else");
+    tokio::time::sleep(SOON).await;
+    assert!(!asking.is_finished(), "it did not wait for somebody else");
+    assert!(stranger.delete(&forged));
+    let guard = served(SOON, asking).await;
+    let node = home.only_node(&mut eyes, "forged");
+    assert_eq!(eyes.stat(&node).unwrap().czxid, guard.token().get());
+    guard.release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_whose_answer_was_lost_has_one_place() {
     let (home, mut eyes) = home();
