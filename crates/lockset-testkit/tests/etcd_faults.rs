@@ -87,6 +87,37 @@ async fn a_waiter_whose_lease_was_revoked_waits_again_or_is_told() {
     }
 }
 
+/// A waiter watches the one before it, not itself: that its own key is gone, or is another one of
+/// the same name, it sees only when its turn seems to have come.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_key_was_deleted_does_not_hold_by_what_it_was() {
+    let server = EtcdServers::start(1);
+    let url = server.url("p");
+    let (ours, theirs, third) = (client(&url).await, client(&url).await, client(&url).await);
+    for (name, put_back) in [("deleted", false), ("replaced", true)] {
+        let prefix = format!("p/{name}/");
+        let guard = lock(&ours, name).await;
+        let holder = server.keys(&prefix);
+        let waiting = waiter(&theirs, name).await;
+        let key = server.keys(&prefix).into_iter().find(|key| !holder.contains(key)).unwrap();
+        let next = waiter(&third, name).await;
+        let value = server.ask(&["get", "--print-value-only", &key]);
+        server.ask(&["del", &key]);
+        if put_back {
+            server.ask(&["put", &key, &value]);
+        }
+        guard.release().await.unwrap();
+        let next = served(SOON, next).await;
+        // Whether it is told or stands in line again, it does not hold together with the next.
+        if let Ok(told) = tokio::time::timeout(SOON, waiting).await {
+            let error = told.unwrap().expect_err("it holds by a key that is gone");
+            assert!(matches!(error, Error::NotHeld { .. }), "{error:?}");
+        }
+        next.confirm().await.unwrap();
+        next.release().await.unwrap();
+    }
+}
+
 /// The keys of this claim, wherever they are.
 fn keys_of(server: &EtcdServers, guard: &Guard) -> Vec<String> {
     let id = guard.claim_id().to_string();
