@@ -185,6 +185,16 @@ impl EtcdServers {
         leader.unwrap()
     }
 
+    /// Makes this server lead.
+    pub fn make_lead(&self, node: usize) {
+        if self.leader() != node {
+            let status = self.status(node).unwrap();
+            let id = status["header"]["member_id"].as_u64().unwrap();
+            self.ask(&["move-leader", &format!("{id:x}")]);
+            until("it leads", || self.leader() == node);
+        }
+    }
+
     fn named_leader(&self) -> Option<usize> {
         let status: Vec<Option<Value>> = (0..self.number()).map(|node| self.status(node)).collect();
         let leads = |status: &Value| status["leader"] == status["header"]["member_id"];

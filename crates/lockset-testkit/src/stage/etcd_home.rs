@@ -53,6 +53,8 @@ impl EtcdStage {
     /// long enough for that.
     pub fn whose_leader_is_succeeded(mut self) -> Self {
         self.leader_is_succeeded = true;
+        // Clients begin with the first, and are to feel that it dies.
+        self.servers().make_lead(0);
         self
     }
 
