@@ -113,14 +113,14 @@ impl<C: Carrier> Crowd<C> {
         let (tell, answer) = oneshot::channel();
         line.waiting.push((request.clone(), tell));
         drop(line);
-        // Those before it may have been less patient than that.
-        let alone = alone.filter(|(number, until)| {
-            let is_soon = now < *until;
-            if !is_soon {
-                lead_instead_of(carrier, *number);
+        let alone = match alone {
+            // Those before were less patient than that.
+            Some((number, until)) if until <= now => {
+                lead_instead_of(carrier, number);
+                None
             }
-            is_soon
-        });
+            alone => alone,
+        };
         Entered::Behind(Behind { carrier, alone, answer })
     }
 
