@@ -1,4 +1,4 @@
-//! The laws about loss on a Redis service whose master dies in the middle of them, and is succeeded.
+//! The laws about loss on a Redis service whose master dies in the middle of them.
 
 #[macro_use]
 mod leader_laws;

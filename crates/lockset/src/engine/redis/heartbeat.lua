@@ -1,5 +1,5 @@
--- KEYS lock and queue per claim; ARGV inbox, the server's time when the connection was made, then an
--- id per claim. One answer per claim, as of acquire, or failed why.
+-- KEYS lock and queue per claim; ARGV inbox, the server's time when the connection was made, then
+-- an id per claim. One answer per claim, as of acquire, or failed why.
 made = tonumber(ARGV[2])
 local answers = {}
 for i = 1, #ARGV - 2 do
