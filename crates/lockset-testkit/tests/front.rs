@@ -159,6 +159,13 @@ async fn a_fixed_lease_that_was_doubted_is_confirmed_again() {
     blind.store(false, Ordering::Relaxed);
     guard.confirm().await.unwrap();
     assert_eq!(guard.state(), State::Held);
+    // One question that is not answered does not make it unreachable.
+    blind.store(true, Ordering::Relaxed);
+    let (confirmed, ()) = tokio::join!(guard.confirm(), async {
+        tokio::time::sleep(TTL / 10).await;
+        blind.store(false, Ordering::Relaxed);
+    });
+    confirmed.unwrap();
     assert_eq!(guard.lost().await, LossReason::HeldLongest);
 }
 

@@ -20,6 +20,9 @@ use crate::terms::Checked;
 use crate::ticket::Ticket;
 use crate::token::Token;
 
+/// The pause before an engine that did not answer is asked once more.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
+
 /// Whether a lock can be trusted, judged at the moment of asking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -207,12 +210,12 @@ impl Guard {
         }
     }
 
-    /// Asks the engine whether the lock is still held, in one round trip. A renewed lease is
-    /// renewed by it.
+    /// Asks the engine whether the lock is still held: in one round trip, or in another if that was
+    /// not answered. A renewed lease is renewed by it.
     ///
     /// # Errors
-    /// [`Error::Lost`] if it is not; [`Error::Unreachable`] if the engine did not answer, in which
-    /// case the guard is [`State::Uncertain`] or soon will be.
+    /// [`Error::Lost`] if it is not; [`Error::Unreachable`] if the engine did not answer for half
+    /// a ttl, in which case the guard is [`State::Uncertain`] or soon will be.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -618,14 +621,19 @@ impl Hold {
     }
 
     async fn confirm(&self) -> Result<()> {
-        let (claim, grant) = self.current()?;
-        let how = self.inner().how_to_ask();
-        let answer = match how {
-            Ask::LookUp => self.client.lease_of(&claim, &grant).await.map(|_| None),
-            Ask::Renew => match self.client.engine.renew(&[(&claim, &grant)]).await.pop() {
-                Some(renewed) => renewed.map(Some),
-                None => Err(Error::NotHeld { name: self.name.clone() }),
-            },
+        let give_up = self.client.clock.now() + self.inner().claim.ttl / 2;
+        let answer = loop {
+            match self.ask().await {
+                // What keeps locks does not wait long for an answer; whoever asks may.
+                Err(error) if error.is_retryable() => {
+                    let again = self.client.clock.now() + ASK_AGAIN;
+                    if again >= give_up {
+                        break Err(error);
+                    }
+                    self.client.clock.sleep_until(again).await;
+                }
+                answer => break answer,
+            }
         };
         match answer {
             Ok(renewed) => self.confirmed(renewed),
@@ -636,6 +644,19 @@ impl Hold {
             }
         }
         self.current().map(|_| ())
+    }
+
+    /// Whether it is held; its grant, if it was renewed by that.
+    async fn ask(&self) -> Result<Option<Grant>> {
+        let (claim, grant) = self.current()?;
+        let how = self.inner().how_to_ask();
+        match how {
+            Ask::LookUp => self.client.lease_of(&claim, &grant).await.map(|_| None),
+            Ask::Renew => match self.client.engine.renew(&[(&claim, &grant)]).await.pop() {
+                Some(renewed) => renewed.map(Some),
+                None => Err(Error::NotHeld { name: self.name.clone() }),
+            },
+        }
     }
 
     async fn amend(&self, to: Amend, change: impl FnOnce(&mut Claim)) -> Result<()> {

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::future::try_join_all;
 use redis::Value;
 
 use super::answers::{self, list, look_state, word};
@@ -17,6 +19,8 @@ use crate::name::{Name, Prefix};
 
 /// How often a watch looks; changes of locks are not published.
 const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// So many names are looked at together.
+const LOOKS: usize = 32;
 
 impl Core {
     pub(super) async fn look(&self, name: &Name) -> Result<LockState> {
@@ -29,30 +33,41 @@ impl Core {
 
     pub(super) async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
         let mut states = Vec::new();
-        for name in self.names(prefix).await? {
-            let state = self.look(&name).await?;
-            if state.is_used() {
-                states.push(state);
-            }
+        for (_, state) in self.looks(self.names(prefix).await?).await {
+            states.extend(Some(state?).filter(LockState::is_used));
         }
         Ok(states)
+    }
+
+    /// How these names are, in their order.
+    async fn looks(&self, names: Vec<Name>) -> Vec<(Name, Result<LockState>)> {
+        let each = names.into_iter().map(|name| async move {
+            let state = self.look(&name).await;
+            (name, state)
+        });
+        futures_util::stream::iter(each).buffered(LOOKS).collect().await
     }
 
     /// The names with this prefix, found by SCAN: of locks, and of cells. Keys of other types are
     /// somebody else's.
     async fn names(&self, prefix: &Prefix) -> Result<Vec<Name>> {
         let begin = format!("{}{}", escaped(&self.prefix), escaped(prefix.as_str()));
+        let locks = format!("{begin}*");
+        let cells = [format!("{{{begin}*}}:cell"), format!("{{*}}:{begin}*:cell")];
+        let nodes = self.nodes.everyone().await;
+        // All at once, for a watch asks again and again.
+        let of_locks = try_join_all(nodes.iter().map(|node| scan(node, &locks, "string")));
+        let of_cells = try_join_all(
+            nodes.iter().flat_map(|node| cells.iter().map(|cell| scan(node, cell, "hash"))),
+        );
+        let (of_locks, of_cells) = futures_util::future::try_join(of_locks, of_cells).await?;
         let mut found = BTreeSet::new();
-        for node in self.nodes.everyone().await {
-            for key in scan(&node, &format!("{begin}*"), "string").await? {
-                found.extend(Keys::name_of_lock(&self.prefix, &key));
-            }
-            for pattern in [format!("{{{begin}*}}:cell"), format!("{{*}}:{begin}*:cell")] {
-                for key in scan(&node, &pattern, "hash").await? {
-                    found.extend(Keys::name_of_cell(&self.prefix, &key));
-                }
-            }
-        }
+        found.extend(
+            of_locks.iter().flatten().filter_map(|key| Keys::name_of_lock(&self.prefix, key)),
+        );
+        found.extend(
+            of_cells.iter().flatten().filter_map(|key| Keys::name_of_cell(&self.prefix, key)),
+        );
         // Somebody else's key may be one that no lock can have.
         let can_be = |name: &Name| !self.nodes.by_slot() || self.keys(name).slot().is_some();
         Ok(found.into_iter().filter(can_be).collect())
@@ -156,8 +171,8 @@ impl Watch {
         };
         let gone: Vec<Name> =
             self.known.keys().filter(|name| !names.contains(name)).cloned().collect();
-        for name in names.into_iter().chain(gone) {
-            match self.core.look(&name).await {
+        for (name, state) in self.core.looks(names.into_iter().chain(gone).collect()).await {
+            match state {
                 Err(error) => self.due.push_back(Err(error)),
                 Ok(state) => {
                     let face = face(&state);
