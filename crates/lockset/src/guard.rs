@@ -20,8 +20,9 @@ use crate::terms::Checked;
 use crate::ticket::Ticket;
 use crate::token::Token;
 
-/// The pause before an engine that did not answer is asked once more.
+/// The pause before an engine that did not answer is asked once more, and how long it is asked.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
+const ASK_FOR: Duration = Duration::from_secs(3);
 
 /// Whether a lock can be trusted, judged at the moment of asking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,7 +216,7 @@ impl Guard {
     ///
     /// # Errors
     /// [`Error::Lost`] if it is not; [`Error::Unreachable`] if the engine did not answer for half
-    /// a ttl, in which case the guard is [`State::Uncertain`] or soon will be.
+    /// a ttl, or three seconds, in which case the guard is [`State::Uncertain`] or soon will be.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -621,7 +622,8 @@ impl Hold {
     }
 
     async fn confirm(&self) -> Result<()> {
-        let give_up = self.client.clock.now() + self.inner().claim.ttl / 2;
+        let patience = ASK_FOR.min(self.inner().claim.ttl / 2);
+        let give_up = self.client.clock.now() + patience;
         let answer = loop {
             match self.ask().await {
                 // What keeps locks does not wait long for an answer; whoever asks may.

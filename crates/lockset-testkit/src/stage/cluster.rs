@@ -80,6 +80,12 @@ impl RedisCluster {
             until("it has what is written", || master.is_replicated_to(replicas));
         }
         all.await_ok();
+        for node in &all.nodes {
+            until("it knows of all replicas", || {
+                let known = node.ask(&["CLUSTER", "NODES"]);
+                known.lines().filter(|line| line.contains("slave")).count() == MASTERS * replicas
+            });
+        }
         all
     }
 
