@@ -56,6 +56,16 @@ pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
+/// Asks until the home answers that it is held.
+pub async fn confirmed(limit: Duration, guard: &Guard) {
+    let began = Instant::now();
+    while let Err(error) = guard.confirm().await {
+        assert!(error.is_retryable(), "{error}");
+        assert!(began.elapsed() < limit, "still {error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// Takes a free lock.
 pub async fn lock(locks: &Lockset, name: &str) -> Guard {
     within(PATIENCE, "a free lock", locks.mutex(name).unwrap().lock()).await.unwrap()

@@ -10,7 +10,7 @@ use lockset::{Break, Error, Lockset, State};
 use lockset_testkit::stage::EtcdServers;
 use lockset_testkit::steps::{assert_told, is_free, lock, served, told, waiter, within};
 use rcgen::date_time_ymd;
-use secrets::{Authority, MARK, assert_hidden, assert_hidden_in, traced};
+use secrets::{Authority, MARK, assert_files_are_named, assert_hidden, assert_hidden_in, traced};
 
 const TTL: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(1);
@@ -105,23 +105,9 @@ async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_that_are_missing_or_something_else_are_named() {
     let authority = Authority::new();
-    let (certificate, key) = authority.sign("127.0.0.1", |_| {});
-    let missing = authority.file("missing.pem").display().to_string();
-    let garbage = authority.file("garbage.pem").display().to_string();
-    std::fs::write(&garbage, "not a certificate").unwrap();
-    let ca = authority.ca();
-    for (options, file) in [
-        (format!("?ca={missing}"), &missing),
-        (format!("?ca={garbage}"), &garbage),
-        (format!("?ca={ca}&cert={missing}&key={key}"), &missing),
-        (format!("?ca={ca}&cert={certificate}&key={missing}"), &missing),
-        (format!("?ca={ca}&cert={certificate}&key={garbage}"), &garbage),
-    ] {
-        let error = refused(&format!("etcds://127.0.0.1:1/p{options}")).await;
-        assert_told(&error, &[file], false);
-    }
-    let half = refused(&format!("etcds://127.0.0.1:1/p?ca={ca}&cert={certificate}")).await;
-    assert_told(&half, &["key"], false);
+    let signed = authority.sign("127.0.0.1", |_| {});
+    let url = |options: &str| format!("etcds://127.0.0.1:1/p{options}");
+    assert_files_are_named(ANSWERED, &authority, &signed, url).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -394,8 +394,7 @@ impl Play {
     }
 
     fn connections(&self) -> usize {
-        let list = self.home.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
-        list.lines().filter(|line| line.contains(" cmd=")).count()
+        self.home.listeners()
     }
 
     /// Holder, queue and tokens are the same on both sides.

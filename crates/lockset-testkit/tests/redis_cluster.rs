@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lockset::{Error, Guard, Lockset, State};
+use lockset::{Error, Lockset, State};
 use lockset_testkit::crowd::Crowd;
 use lockset_testkit::stage::RedisCluster;
 use lockset_testkit::steps::{
-    assert_told, client, is_free, lock, served, told, until, waiter, within,
+    assert_told, client, confirmed, is_free, lock, served, told, until, waiter, within,
 };
 
 const TTL: Duration = Duration::from_secs(10);
@@ -26,16 +26,6 @@ fn places(cluster: &RedisCluster, name: &str) -> (usize, usize, usize) {
     (slot, from, cluster.another_master(from))
 }
 
-/// Asks until the home answers.
-async fn confirmed(guard: &Guard) {
-    let began = Instant::now();
-    while let Err(error) = guard.confirm().await {
-        assert!(error.is_retryable(), "{error}");
-        assert!(began.elapsed() < FOLLOWED, "still {error}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_replica_of_a_dead_master_goes_on() {
     let cluster = RedisCluster::start_with_replicas();
@@ -44,7 +34,7 @@ async fn the_replica_of_a_dead_master_goes_on() {
     let guard = lock(&ours, "killed").await;
     let waiting = waiter(&theirs, "killed").await;
     cluster.kill_owner(cluster.slot_of("lockset:killed"));
-    confirmed(&guard).await;
+    confirmed(FOLLOWED, &guard).await;
     assert_eq!(guard.state(), State::Held);
     assert!(!waiting.is_finished(), "one holds");
     let before = guard.token();
@@ -79,7 +69,7 @@ async fn a_node_that_comes_back_has_its_locks() {
     assert!(asked.is_retryable(), "{}", told(&asked));
     cluster.nodes()[node].restart();
     cluster.await_ok();
-    confirmed(&guard).await;
+    confirmed(FOLLOWED, &guard).await;
     assert!(!is_free(&theirs, "down").await);
     guard.release().await.unwrap();
     assert!(is_free(&theirs, "down").await);
@@ -94,7 +84,7 @@ async fn a_lock_moves_with_its_slot() {
     let waiting = waiter(&theirs, "moved").await;
     let (slot, from, to) = places(&cluster, "moved");
     cluster.migrate_slot(slot, to);
-    confirmed(&guard).await;
+    confirmed(FOLLOWED, &guard).await;
     assert_eq!(guard.state(), State::Held);
     assert!(!waiting.is_finished(), "one holds");
     cluster.nodes()[to].ask(&["PEXPIRE", "lockset:moved", "6000"]);
@@ -123,8 +113,8 @@ async fn every_kind_of_lock_moves() {
         let (slot, _, to) = places(&cluster, name);
         cluster.migrate_slot(slot, to);
     }
-    confirmed(&reader).await;
-    confirmed(&permit).await;
+    confirmed(FOLLOWED, &reader).await;
+    confirmed(FOLLOWED, &permit).await;
     assert!(theirs.rwlock("read").unwrap().try_write().await.unwrap().is_none());
     let second = theirs.rwlock("read").unwrap().try_read().await.unwrap();
     assert!(second.is_some(), "readers share");
@@ -240,7 +230,7 @@ async fn a_slot_that_is_stuck_is_told_and_recovers() {
         within(SOON, "another lock", lock(&ours, &name)).await.release().await.unwrap();
     }
     cluster.finish_migration(slot, from, to);
-    confirmed(&guard).await;
+    confirmed(FOLLOWED, &guard).await;
     guard.release().await.unwrap();
     served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
 }

@@ -11,20 +11,6 @@ use lockset_testkit::steps::{client, lock, served, state_with, until, waiter, wi
 const TTL: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(5);
 
-/// How often the server ran this command.
-fn calls(server: &RedisServer, command: &str) -> u64 {
-    let stats = server.ask(&["INFO", "commandstats"]);
-    let begin = format!("cmdstat_{command}:calls=");
-    let line = stats.lines().find_map(|line| line.strip_prefix(&begin));
-    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
-}
-
-/// How many connections listen.
-fn listeners(server: &RedisServer) -> usize {
-    let list = server.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
-    list.lines().filter(|line| line.contains(" cmd=")).count()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_names_are_waited_for_over_one_connection() {
     let server = RedisServer::start();
@@ -34,19 +20,19 @@ async fn a_hundred_names_are_waited_for_over_one_connection() {
     for name in &names {
         guards.push(lock(&theirs, name).await);
     }
-    assert_eq!(listeners(&server), 1, "whoever holds has one");
+    assert_eq!(server.listeners(), 1, "whoever holds has one");
     let ours = client(&server.url(), TTL).await;
     let mut waiting = Vec::new();
     for name in &names {
         waiting.push(waiter(&ours, name).await);
     }
-    assert_eq!(listeners(&server), 2, "whoever waits has one, too");
+    assert_eq!(server.listeners(), 2, "whoever waits has one, too");
     assert_eq!(server.ask(&["PUBSUB", "CHANNELS"]).lines().count(), 2, "an inbox each");
     for (guard, waiting) in guards.into_iter().zip(waiting) {
         guard.release().await.unwrap();
         served(SOON, waiting).await.release().await.unwrap();
     }
-    assert_eq!(listeners(&server), 2);
+    assert_eq!(server.listeners(), 2);
 }
 
 /// Each waiter takes the lock once and gives it back.
@@ -67,13 +53,13 @@ async fn a_hand_over_costs_one_script_and_one_letter() {
     let count = 128;
     let waiters = line_up(&clients, "wanted", count);
     state_with(&clients[0], "wanted", |state| state.waiters.len() >= clients.len()).await;
-    let before = (calls(&server, "publish"), calls(&server, "evalsha"));
+    let before = (server.calls("publish"), server.calls("evalsha"));
     first.release().await.unwrap();
     for waiter in waiters {
         within(SOON, "everybody is served", waiter).await.unwrap();
     }
-    let letters = calls(&server, "publish") - before.0;
-    let scripts = calls(&server, "evalsha") - before.1;
+    let letters = server.calls("publish") - before.0;
+    let scripts = server.calls("evalsha") - before.1;
     assert_eq!(letters, count, "one for each hand-over, and none when nobody waits");
     assert!(scripts <= count * 12 / 10, "{scripts} scripts for {count} grants");
 }
@@ -102,9 +88,9 @@ async fn in_a_cluster_the_inbox_is_a_channel_of_one_shard() {
     }
     assert_eq!(sharded.lines().count(), 2, "both listen where the lock is: {sharded}");
     assert_eq!(all("CHANNELS"), Vec::<String>::new());
-    let before = (calls(owner, "spublish"), calls(owner, "publish"));
+    let before = (owner.calls("spublish"), owner.calls("publish"));
     guard.release().await.unwrap();
     served(SOON, waiting).await.release().await.unwrap();
-    until("it was counted", || calls(owner, "spublish") > before.0);
-    assert_eq!((calls(owner, "spublish"), calls(owner, "publish")), (before.0 + 1, before.1));
+    until("it was counted", || owner.calls("spublish") > before.0);
+    assert_eq!((owner.calls("spublish"), owner.calls("publish")), (before.0 + 1, before.1));
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use lockset::{Guard, Lockset, State};
 use lockset_testkit::crowd::Crowd;
 use lockset_testkit::stage::RedisSentinel;
-use lockset_testkit::steps::{client, lock, lost, served, until, waiter, within};
+use lockset_testkit::steps::{client, confirmed, lock, lost, served, until, waiter, within};
 use rustix::process::Signal;
 use tokio::task::JoinHandle;
 
@@ -58,23 +58,13 @@ fn holder(servers: &RedisSentinel, name: &str) -> String {
     servers.servers()[servers.master()].ask(&["GET", &format!("lockset:{name}")])
 }
 
-/// Asks until the home answers.
-async fn confirmed(guard: &Guard) {
-    let began = Instant::now();
-    while let Err(error) = guard.confirm().await {
-        assert!(error.is_retryable(), "{error}");
-        assert!(began.elapsed() < FOLLOWED, "still {error}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 async fn a_kept_guard_goes_on(end_master: fn(&RedisSentinel) -> usize) {
     let servers = RedisSentinel::start();
     let url = servers.url();
     let guard = Arc::new(lock(&client(&url, TTL).await, "kept").await);
     let rival = Rival::of(&guard, client(&url, TTL).await);
     end_master(&servers);
-    confirmed(&guard).await;
+    confirmed(FOLLOWED, &guard).await;
     assert_eq!(guard.state(), State::Held);
     let holds = holder(&servers, "kept");
     assert!(holds.starts_with(&guard.claim_id().to_string()), "the new master knows: {holds}");
@@ -152,7 +142,7 @@ async fn waiters_keep_their_places_and_tokens_grow() {
     let before = guard.token();
     let (first, second) = (waiter(&theirs, "line").await, waiter(&others, "line").await);
     servers.kill_master();
-    confirmed(&guard).await;
+    confirmed(FOLLOWED, &guard).await;
     // Whoever does not listen yet is passed over, and keeps the place.
     let master = &servers.servers()[servers.master()];
     until("all listen again", || {
@@ -214,7 +204,7 @@ async fn a_sentinel_that_does_not_answer_does_not_matter() {
     let theirs = within(FOLLOWED, "a connection", client(&url, TTL)).await;
     let waiting = waiter(&theirs, "silent").await;
     servers.kill_master();
-    confirmed(&guard).await;
+    confirmed(FOLLOWED, &guard).await;
     guard.release().await.unwrap();
     served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
     let others = within(FOLLOWED, "a connection", client(&url, TTL)).await;
@@ -230,7 +220,7 @@ async fn the_old_master_is_not_used_when_it_comes_back() {
     let guard = Arc::new(lock(&ours, "returned").await);
     servers.sentinels()[0].signal(Signal::STOP);
     let old = servers.kill_master();
-    confirmed(&guard).await;
+    confirmed(FOLLOWED, &guard).await;
     let rival = Rival::of(&guard, theirs);
     let (old, new) = (&servers.servers()[old], &servers.servers()[servers.master()]);
     old.restart();
@@ -240,7 +230,7 @@ async fn the_old_master_is_not_used_when_it_comes_back() {
         new.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         new.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
         let newcomer = within(FOLLOWED, "a connection", client(&url, TTL)).await;
-        confirmed(&guard).await;
+        confirmed(FOLLOWED, &guard).await;
         assert!(newcomer.mutex("returned").unwrap().try_lock().await.unwrap().is_none());
     }
     until("it follows", || old.ask(&["ROLE"]).starts_with("slave"));
@@ -248,7 +238,7 @@ async fn the_old_master_is_not_used_when_it_comes_back() {
     let scripts = ["cmdstat_eval", "cmdstat_evalsha", "cmdstat_fcall"];
     assert!(!scripts.iter().any(|script| done.contains(script)), "it was used: {done}");
     rival.leave().await;
-    confirmed(&guard).await;
+    confirmed(FOLLOWED, &guard).await;
 }
 
 /// Clients of a stopped master may still be connected to it when it goes on.
@@ -269,7 +259,7 @@ async fn what_a_stopped_master_answers_late_is_not_believed() {
     let first = Arc::new(first);
     let rival = Rival::of(&first, theirs);
     servers.resume(old);
-    confirmed(&first).await;
+    confirmed(FOLLOWED, &first).await;
     rival.leave().await;
     assert_eq!(first.state(), State::Held);
 }

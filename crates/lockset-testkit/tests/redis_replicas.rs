@@ -37,16 +37,10 @@ impl Scene {
         self.servers.servers()[2].signal(signal);
     }
 
+    /// How often `WAIT` was run.
     fn waits(&self) -> u64 {
-        waits(self.master())
+        self.master().calls("wait")
     }
-}
-
-/// How often `WAIT` was run.
-fn waits(server: &RedisServer) -> u64 {
-    let stats = server.ask(&["INFO", "commandstats"]);
-    let line = stats.lines().find(|line| line.starts_with("cmdstat_wait:"));
-    line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
 }
 
 fn begin(locks: &Lockset, name: &str, replicas: Replicas) -> JoinHandle<lockset::Result<Guard>> {
@@ -208,11 +202,7 @@ impl Shards {
         let cluster = RedisCluster::start_with_replicas();
         let first = cluster.owner(cluster.slot_of("lockset:n0"));
         let masters = [first, cluster.another_master(first)];
-        let owner = |name: &String| cluster.owner(cluster.slot_of(&format!("lockset:{name}")));
-        let names = masters.map(|master| {
-            let mut names = (0..).map(|number| format!("n{number}"));
-            names.find(|name| owner(name) == master).unwrap()
-        });
+        let names = masters.map(|master| cluster.name_at(master));
         Self { cluster, names, masters }
     }
 
@@ -233,14 +223,14 @@ async fn in_a_cluster_the_replica_of_a_name_is_waited_for() {
     let at = Shards::start();
     let url = format!("{}?replicas=1", at.cluster.url());
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
-    let before = waits(at.master());
+    let before = at.master().calls("wait");
     let guard = lock(&ours, &at.names[0]).await;
-    assert!(waits(at.master()) > before, "it waited for the replica");
+    assert!(at.master().calls("wait") > before, "it waited for the replica");
     let waiting = waiter(&theirs, &at.names[0]).await;
-    let before = waits(at.master());
+    let before = at.master().calls("wait");
     guard.release().await.unwrap();
     let next = served(SOON, waiting).await;
-    assert!(waits(at.master()) > before, "a hand-over waits too");
+    assert!(at.master().calls("wait") > before, "a hand-over waits too");
     next.release().await.unwrap();
 }
 

@@ -6,11 +6,13 @@ mod secrets;
 
 use std::time::Duration;
 
-use lockset::{Error, Guard, Lockset};
+use lockset::{Error, Lockset};
 use lockset_testkit::stage::{
     Access, DURABLE, RedisCluster, RedisSentinel, RedisServer, RedlockNodes, Tls,
 };
-use lockset_testkit::steps::{self, assert_told, lock, served, told, until, waiter, within};
+use lockset_testkit::steps::{
+    self, assert_told, confirmed, lock, served, told, until, waiter, within,
+};
 use secrets::{Authority, MARK, assert_hidden_in};
 
 /// Longer than a failover takes.
@@ -41,18 +43,9 @@ fn login() -> String {
     format!("{USER}:{MARK}{ODD_ESCAPED}")
 }
 
-/// The rules that `docs/redis.md` gives, with a password of our own, and more rules.
+/// The user of the documented rules, with more of them.
 fn add_user(server: &RedisServer, more: &[&str]) {
-    let document = include_str!("../../../docs/redis.md");
-    let rules = document.split("```acl\n").nth(1).unwrap().split("```").next().unwrap();
-    let password = format!(">{MARK}{ODD}");
-    let newer = ["+ssubscribe", "+spublish", "resetchannels", "&lockset:inbox:*"];
-    let is_known = |rule: &&str| {
-        !newer.contains(rule) || server.ask(&["ACL", "SETUSER", "nobody", rule]) == "OK"
-    };
-    let rules = rules.split_whitespace().filter(|rule| *rule != ">change-me").filter(is_known);
-    let rules: Vec<&str> = rules.chain([password.as_str()]).chain(more.iter().copied()).collect();
-    assert_eq!(server.ask(&[&["ACL", "SETUSER"], &rules[..]].concat()), "OK");
+    server.add_documented_user(&format!("{MARK}{ODD}"), more);
 }
 
 /// The URL with this user and password, and more options.
@@ -84,17 +77,6 @@ async fn lock_and_hand_over(url: &str) {
     }
     ours.close().await.unwrap();
     theirs.close().await.unwrap();
-}
-
-/// Asks until the home answers.
-async fn confirmed(guard: &Guard) {
-    let asked = async {
-        while let Err(error) = guard.confirm().await {
-            assert!(error.is_retryable(), "{error}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    within(ANSWERED, "the new master answers", asked).await;
 }
 
 const WRONG_USER: &str = "check user, password and ACL rules";
@@ -167,7 +149,7 @@ async fn a_failover_among_guarded_servers_is_followed() {
     let guard = lock(&ours, "kept").await;
     let waiting = waiter(&theirs, "kept").await;
     let old = at.servers.kill_master();
-    confirmed(&guard).await;
+    confirmed(ANSWERED, &guard).await;
     let new = at.servers.master();
     assert_ne!(new, old);
     let token = guard.token();
@@ -204,11 +186,7 @@ async fn a_node_that_does_not_know_the_user_refuses_its_own_names_only() {
         cluster.nodes()[..2].iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
     let locks =
         steps::client(&format!("redis+cluster://{}@{}", login(), hosts.join(",")), TTL).await;
-    let name_at = |node: usize| {
-        let owner = |name: &String| cluster.owner(cluster.slot_of(&format!("lockset:{name}")));
-        (0..).map(|number| format!("n{number}")).find(|name| owner(name) == node).unwrap()
-    };
-    let (known, unknown) = (name_at(1), name_at(2));
+    let (known, unknown) = (cluster.name_at(1), cluster.name_at(2));
     lock(&locks, &known).await.release().await.unwrap();
     let mutex = locks.mutex(&unknown).unwrap();
     let error = within(ANSWERED, "a refusal", mutex.try_lock()).await.unwrap_err();
@@ -263,7 +241,7 @@ async fn sealed_sentinels_name_servers_that_are_verified() {
     let ours = steps::client(&url, TTL).await;
     let guard = lock(&ours, "kept").await;
     servers.kill_master();
-    confirmed(&guard).await;
+    confirmed(ANSWERED, &guard).await;
     guard.release().await.unwrap();
 }
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use lockset::{Error, Lockset};
 use lockset_testkit::stage::ZooKeeperServers;
-use lockset_testkit::steps::{assert_told, is_free, lock, served, told, waiter, within};
+use lockset_testkit::steps::{assert_told, confirmed, is_free, lock, served, told, waiter, within};
 use rcgen::date_time_ymd;
-use secrets::Authority;
+use secrets::{Authority, assert_files_are_named};
 
 /// Longer than a Java machine takes to start again while others keep the processors busy.
 const TTL: Duration = Duration::from_secs(30);
@@ -67,13 +67,7 @@ async fn a_server_of_the_named_authority_is_used_and_found_again() {
     assert!(!is_free(&plain, "sealed").await);
     let waiting = waiter(&ours, "sealed").await;
     server.restart_leader();
-    within(TTL, "it is found again", async {
-        while let Err(error) = guard.confirm().await {
-            assert!(error.is_retryable(), "it was lost: {}", told(&error));
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    })
-    .await;
+    confirmed(TTL, &guard).await;
     guard.release().await.unwrap();
     served(ANSWERED, waiting).await.release().await.unwrap();
     ours.close().await.unwrap();
@@ -113,23 +107,9 @@ async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_that_are_missing_or_something_else_are_named() {
     let authority = Authority::new();
-    let (certificate, key) = authority.sign("127.0.0.1", |_| {});
-    let missing = authority.file("missing.pem").display().to_string();
-    let garbage = authority.file("garbage.pem").display().to_string();
-    std::fs::write(&garbage, "not a certificate").unwrap();
-    let ca = authority.ca();
-    for (options, file) in [
-        (format!("?ca={missing}"), &missing),
-        (format!("?ca={garbage}"), &garbage),
-        (format!("?ca={ca}&cert={missing}&key={key}"), &missing),
-        (format!("?ca={ca}&cert={certificate}&key={missing}"), &missing),
-        (format!("?ca={ca}&cert={certificate}&key={garbage}"), &garbage),
-    ] {
-        let error = refused(&format!("zks://127.0.0.1:1/p{options}")).await;
-        assert_told(&error, &[file], false);
-    }
-    let half = refused(&format!("zks://127.0.0.1:1/p?ca={ca}&cert={certificate}")).await;
-    assert_told(&half, &["key"], false);
+    let signed = authority.sign("127.0.0.1", |_| {});
+    let url = |options: &str| format!("zks://127.0.0.1:1/p{options}");
+    assert_files_are_named(ANSWERED, &authority, &signed, url).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,26 @@
-//! What servers ask of whoever comes: a password, TLS, or nothing.
+//! What servers ask of whoever comes: a password, TLS, or nothing; and what a user may do there.
+
+use super::redis::RedisServer;
+
+/// What Redis 6 refuses as a rule: it has no sharded channels, and 6.0 no rights to channels.
+const NEWER_RULES: [&str; 4] = ["+ssubscribe", "+spublish", "resetchannels", "&lockset:inbox:*"];
+
+impl RedisServer {
+    /// Makes the user that `docs/redis.md` gives, as far as this server knows its rules, with this
+    /// password and more rules.
+    pub fn add_documented_user(&self, password: &str, more: &[&str]) {
+        let document = include_str!("../../../../docs/redis.md");
+        let rules = document.split("```acl\n").nth(1).unwrap().split("```").next().unwrap();
+        let is_known = |rule: &&str| {
+            !NEWER_RULES.contains(rule) || self.ask(&["ACL", "SETUSER", "nobody", rule]) == "OK"
+        };
+        let rules = rules.split_whitespace().filter(|rule| *rule != ">change-me").filter(is_known);
+        let password = format!(">{password}");
+        let own = more.iter().copied().chain([password.as_str()]);
+        let set: Vec<&str> = ["ACL", "SETUSER"].into_iter().chain(rules).chain(own).collect();
+        assert_eq!(self.ask(&set), "OK");
+    }
+}
 
 /// How a server is entered, by clients and by other servers.
 #[derive(Clone, Debug, Default)]

@@ -124,6 +124,12 @@ impl RedisCluster {
         self.ids.iter().position(|id| *id == owner.id)
     }
 
+    /// The name of a lock that this node serves.
+    pub fn name_at(&self, node: usize) -> String {
+        let is_there = |name: &String| self.owner(self.slot_of(&format!("lockset:{name}"))) == node;
+        (0..).map(|number| format!("n{number}")).find(is_there).unwrap()
+    }
+
     /// A node that has slots, and is not this one.
     pub fn another_master(&self, than: usize) -> usize {
         let lines = look(&self.nodes[than]);

@@ -122,6 +122,20 @@ impl RedisServer {
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
     }
 
+    /// How often it ran this command.
+    pub fn calls(&self, command: &str) -> u64 {
+        let stats = self.ask(&["INFO", "commandstats"]);
+        let begin = format!("cmdstat_{command}:calls=");
+        let line = stats.lines().find_map(|line| line.strip_prefix(&begin));
+        line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+    }
+
+    /// How many connections of clients listen there; those of sentinels have names.
+    pub fn listeners(&self) -> usize {
+        let list = self.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        list.lines().filter(|line| line.contains(" name= ")).count()
+    }
+
     /// `redis-cli` itself would wait for ever.
     fn redis_cli(&self, limit: Duration) -> Command {
         let mut command = Command::new("timeout");

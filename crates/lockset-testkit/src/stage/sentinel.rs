@@ -300,12 +300,6 @@ fn what_it_watches(servers: &[RedisServer], to_servers: &Access) -> Vec<String> 
     lines
 }
 
-/// How many clients listen there, sentinels and replicas left out, which have names.
-fn listeners(server: &RedisServer) -> usize {
-    let list = server.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
-    list.lines().filter(|line| line.contains(" name= ")).count()
-}
-
 /// A master, its replicas and sentinels for one law.
 #[derive(Debug)]
 pub struct SentinelStage {
@@ -365,12 +359,12 @@ impl Stage for SentinelStage {
 
     async fn change_leader(&self) {
         if self.master_is_succeeded {
-            let clients = listeners(&self.servers.servers[self.servers.master()]);
+            let clients = self.servers.servers[self.servers.master()].listeners();
             self.servers.kill_master();
             let new = &self.servers.servers[self.servers.master()];
             let began = Instant::now();
             // Those who live follow soon; a process that was stopped does not.
-            while listeners(new) < clients && began.elapsed() < Duration::from_secs(3) {
+            while new.listeners() < clients && began.elapsed() < Duration::from_secs(3) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }

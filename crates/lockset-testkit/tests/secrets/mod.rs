@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use lockset::Error;
+use lockset::{Error, Lockset};
 use lockset_testkit::log::Log;
-use lockset_testkit::steps::told;
+use lockset_testkit::steps::{assert_told, told, within};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
@@ -83,4 +84,29 @@ pub(crate) fn assert_hidden(shown: &str) {
 #[track_caller]
 pub(crate) fn assert_hidden_in(error: &Error) {
     assert_hidden(&format!("{} {error:?} {error:#?}", told(error)));
+}
+
+/// Files of a certificate that are not there, or something else, are named by the error.
+pub(crate) async fn assert_files_are_named(
+    limit: Duration,
+    authority: &Authority,
+    (certificate, key): &(String, String),
+    url: impl Fn(&str) -> String,
+) {
+    let missing = authority.file("missing.pem").display().to_string();
+    let garbage = authority.file("garbage.pem").display().to_string();
+    std::fs::write(&garbage, "not a certificate").unwrap();
+    let ca = authority.ca();
+    for (options, word) in [
+        (format!("?ca={missing}"), missing.as_str()),
+        (format!("?ca={garbage}"), &garbage),
+        (format!("?ca={ca}&cert={missing}&key={key}"), &missing),
+        (format!("?ca={ca}&cert={certificate}&key={missing}"), &missing),
+        (format!("?ca={ca}&cert={certificate}&key={garbage}"), &garbage),
+        (format!("?ca={ca}&cert={certificate}"), "key"),
+    ] {
+        let url = url(&options);
+        let refused = within(limit, "a refusal", Lockset::connect(&url)).await;
+        assert_told(&refused.unwrap_err(), &[word], false);
+    }
 }
