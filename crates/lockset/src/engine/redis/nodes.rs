@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::link::{Inbox, Link, Maker, Postman, Unanswered, Up, again, failed, judge};
 use super::scripts::Scripts;
 use super::servers::{Address, Servers, Shape};
-use super::slots::{Map, Range, read_ranges};
+use super::slots::{Map, most_replicas, read_ranges};
 use super::sure::Sure;
 use crate::error::{Error, Result};
 use crate::mutual::unpoisoned;
@@ -333,16 +333,16 @@ impl Cluster {
                 Some(up) => up.connection.clone(),
                 None => self.maker.servers.client(at)?.get_multiplexed_async_connection().await?,
             };
-            redis::cmd("CLUSTER").arg("SLOTS").query_async::<Value>(&mut connection).await
+            let mut both = redis::pipe();
+            both.cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("NODES");
+            both.query_async::<(Value, String)>(&mut connection).await
         };
-        let answer = match tokio::time::timeout(MAP, ask).await {
+        let (slots, nodes) = match tokio::time::timeout(MAP, ask).await {
             Ok(answer) => answer.map_err(|error| judge(error).into_error())?,
             Err(_) => return Err(failed(format!("no answer within {MAP:?}"), true, None)),
         };
-        let ranges = read_ranges(&answer, at)?;
-        // Of whichever master has most: one that was just promoted may have none yet.
-        let most = ranges.iter().map(Range::replicas).max().unwrap_or(0);
-        self.maker.replicas.fetch_max(most, Ordering::Relaxed);
+        let ranges = read_ranges(&slots, at)?;
+        self.maker.replicas.fetch_max(most_replicas(&nodes), Ordering::Relaxed);
         if ranges.is_empty() {
             let what = "the node serves no slots: it is in no cluster yet".to_owned();
             return Err(failed(what, true, None));

@@ -1,5 +1,6 @@
 //! Which node of a cluster serves which keys.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 
 use redis::Value;
@@ -41,14 +42,6 @@ pub(super) struct Range {
     first: u16,
     last: u16,
     master: Address,
-    replicas: u32,
-}
-
-impl Range {
-    /// How many replicas its master has.
-    pub(super) fn replicas(&self) -> u32 {
-        self.replicas
-    }
 }
 
 impl Map {
@@ -99,10 +92,25 @@ pub(super) fn read_ranges(answer: &Value, asked: &Address) -> Result<Vec<Range>>
             u16::try_from(number(entry, index)?).map_err(|_| unexpected("slots beyond the last"))
         };
         let port = u16::try_from(number(master, 1)?).map_err(|_| unexpected("no port"))?;
-        let replicas = u32::try_from(entry.len() - 3).unwrap_or(0);
-        ranges.push(Range { first: bound(0)?, last: bound(1)?, master: (host, port), replicas });
+        ranges.push(Range { first: bound(0)?, last: bound(1)?, master: (host, port) });
     }
     Ok(ranges)
+}
+
+/// How many replicas the master has that has most, as the answer of `CLUSTER NODES` tells: lines of
+/// `id address flags master …`. Of all masters, since one that was just promoted may have none yet;
+/// and not by `CLUSTER SLOTS`, which leaves out the replicas that are down or were not heard of yet.
+pub(super) fn most_replicas(nodes: &str) -> u32 {
+    let mut of: HashMap<&str, u32> = HashMap::new();
+    for line in nodes.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        if let [_, _, flags, master, ..] = words[..]
+            && flags.split(',').any(|flag| flag == "slave")
+        {
+            *of.entry(master).or_default() += 1;
+        }
+    }
+    of.into_values().max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -119,13 +127,30 @@ mod tests {
     }
 
     #[test]
+    fn replicas_that_are_down_are_counted() {
+        let line = |id: &str, flags: &str, master: &str| {
+            format!("{id} 127.0.0.1:1@2,host {flags} {master} 0 1 1 connected\n")
+        };
+        let nodes = [
+            line("a", "myself,master", "-"),
+            line("b", "slave", "a"),
+            line("c", "slave,fail", "a"),
+            line("d", "master,fail", "-"),
+            line("e", "slave,fail?", "d"),
+            "\nslave\n".to_owned(),
+        ];
+        assert_eq!(most_replicas(&nodes.concat()), 2);
+        assert_eq!(most_replicas(&nodes[0]), 0);
+    }
+
+    #[test]
     fn every_master_has_keys_of_its_own() {
         let at = |port| ("h".to_owned(), port);
         let map = Map::default();
         map.replace(vec![
-            Range { first: 0, last: 8_000, master: at(1), replicas: 0 },
-            Range { first: 8_001, last: 8_001, master: at(2), replicas: 0 },
-            Range { first: 8_002, last: SLOTS - 1, master: at(1), replicas: 0 },
+            Range { first: 0, last: 8_000, master: at(1) },
+            Range { first: 8_001, last: 8_001, master: at(2) },
+            Range { first: 8_002, last: SLOTS - 1, master: at(1) },
         ]);
         let keys = || (0..1 << 18).map(|n| format!("inbox:{n}"));
         for master in map.masters() {
