@@ -97,9 +97,9 @@ pub(super) fn read_ranges(answer: &Value, asked: &Address) -> Result<Vec<Range>>
     Ok(ranges)
 }
 
-/// How many replicas the master has that has most, as the answer of `CLUSTER NODES` tells: lines of
+/// How many replicas the master has that has most, by the answer of `CLUSTER NODES`: lines of
 /// `id address flags master …`. Of all masters, since one that was just promoted may have none yet;
-/// and not by `CLUSTER SLOTS`, which leaves out the replicas that are down or were not heard of yet.
+/// and not by `CLUSTER SLOTS`, which leaves out replicas that are down or were not heard of yet.
 pub(super) fn most_replicas(nodes: &str) -> u32 {
     let mut of: HashMap<&str, u32> = HashMap::new();
     for line in nodes.lines() {
