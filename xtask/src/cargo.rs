@@ -22,11 +22,14 @@ pub(crate) fn with_env(args: &[&str], env: &[(&str, &str)]) -> Outcome {
 }
 
 /// Runs tests, shows their output, and adds up their closing lines. All binaries run even after
-/// one has failed.
+/// one has failed. Most tests wait for servers and for time to pass, so each core runs two of them.
 pub(crate) fn count_tests(args: &[&str], counts: &mut Counts) -> Outcome {
     let mut args = args.to_vec();
     args.push("--no-fail-fast");
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = std::env::var("RUST_TEST_THREADS").unwrap_or((2 * cores).to_string());
     let mut child = command(&args)
+        .env("RUST_TEST_THREADS", threads)
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|error| format!("cargo could not be started: {error}"))?;

@@ -90,7 +90,10 @@ async fn a_future_that_rests_does_not_stall_the_others() {
     lock(&ours, "warm").await.release().await.unwrap();
     let resting = ours.mutex("resting").unwrap();
     let mut resting = Box::pin(resting.lock());
+    // Else the answer may come while the request is still being sent.
+    server.freeze();
     assert!(futures_util::poll!(resting.as_mut()).is_pending());
+    server.thaw();
     let other = ours.mutex("other").unwrap().lock_within(SOON).await.unwrap();
     other.release().await.unwrap();
     let guard = resting.await.unwrap();

@@ -11,6 +11,7 @@ use lockset::{Break, Error, LossReason, Token};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{DURABLE, RedisCluster, RedisServer, Skew};
 use lockset_testkit::steps;
+use rustix::process::Signal;
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -46,10 +47,62 @@ async fn a_future_that_rests_does_not_stall_the_others() {
     redis.acquire(&claim("warm"), Wait::No).await.unwrap().unwrap();
     let (first, other) = (claim("resting"), claim("other"));
     let mut resting = redis.acquire(&first, Wait::No);
+    // Else the answer may come while the request is still being sent.
+    server.signal(Signal::STOP);
     assert!(futures_util::poll!(resting.as_mut()).is_pending());
+    server.signal(Signal::CONT);
     let soon = tokio::time::timeout(Duration::from_secs(1), redis.acquire(&other, Wait::No));
     assert!(soon.await.expect("it waits for one that rests").unwrap().is_some());
     assert!(resting.await.unwrap().is_some());
+}
+
+/// The keys beside a lock must be its own, whatever braces its name has.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_with_odd_braces_have_nothing_in_common() {
+    for (prefix, one, other) in [
+        ("lockset:", "{lockset:foo}", "foo}:lockset:{lockset:foo"),
+        ("", "{a}", "a}:{a"),
+        ("", "{a}", "}{a}"),
+        ("", "a}", "{a}"),
+    ] {
+        let server = RedisServer::start();
+        let url = format!("{}?prefix={prefix}", server.url());
+        let redis = engine(&url).await;
+        let (first, second, third) = (claim(one), claim(one), claim(other));
+        let held = redis.acquire(&first, Wait::No).await.unwrap().unwrap();
+        let mut waiting = redis.acquire(&second, Wait::Forever);
+        assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+        let look = || redis.inspect(&first.name);
+        while look().await.unwrap().waiters.is_empty() {}
+        assert!(redis.inspect(&third.name).await.unwrap().waiters.is_empty(), "{one} {other}");
+        assert!(redis.acquire(&third, Wait::No).await.unwrap().is_some(), "{one} {other}");
+        assert!(futures_util::poll!(waiting.as_mut()).is_pending(), "{one} {other}");
+        redis.release(&first, &held, None).await.unwrap();
+        assert!(waiting.await.unwrap().unwrap().token > held.token);
+    }
+}
+
+/// Nobody closes a connection to a server that becomes a replica, and a master again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_was_a_replica_meanwhile_gives_no_token_again() {
+    let (first, second) = (RedisServer::start(), RedisServer::start());
+    let (ours, theirs) = (engine(&first.url()).await, engine(&second.url()).await);
+    let take = async |redis: &Redis| {
+        let claim = claim("n");
+        let grant = redis.acquire(&claim, Wait::No).await.unwrap().unwrap();
+        redis.release(&claim, &grant, None).await.unwrap();
+        grant.token
+    };
+    take(&ours).await;
+    let port = second.port().to_string();
+    first.ask(&["REPLICAOF", "127.0.0.1", &port]);
+    take(&theirs).await;
+    steps::until("it has what is written", || second.is_replicated_to(1));
+    steps::until("nobody listens any more", || first.listeners() == 0);
+    first.ask(&["REPLICAOF", "NO", "ONE"]);
+    let newest = take(&theirs).await;
+    steps::until("it is used again", || first.listeners() == 1);
+    assert!(take(&ours).await > newest);
 }
 
 /// It is told of its grant, and nobody believes or renews it.
@@ -458,7 +511,7 @@ async fn fewest_waiters(freeze: bool) -> usize {
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(!waiting[0].is_finished() && !waiting[1].is_finished());
     if freeze {
-        cluster.nodes()[second].signal(rustix::process::Signal::STOP);
+        cluster.nodes()[second].signal(Signal::STOP);
     }
     // Somebody else's sign of life finds that the place is over, and removes it.
     let other = engine(&cluster.nodes()[first].url().replace("redis:", "redis+cluster:")).await;
@@ -468,7 +521,7 @@ async fn fewest_waiters(freeze: bool) -> usize {
         least = least.min(other.inspect(&name).await.unwrap().waiters.len());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    cluster.nodes()[second].signal(rustix::process::Signal::CONT);
+    cluster.nodes()[second].signal(Signal::CONT);
     least
 }
 
@@ -484,10 +537,10 @@ async fn a_frozen_node_does_not_cost_locks_at_others() {
         let _frozen = locks.mutex(cluster.name_at(second).as_str()).unwrap().lock().await.unwrap();
         tokio::time::sleep(ttl).await;
         if freeze {
-            cluster.nodes()[second].signal(rustix::process::Signal::STOP);
+            cluster.nodes()[second].signal(Signal::STOP);
         }
         let lost = tokio::time::timeout(2 * ttl, healthy.lost()).await;
-        cluster.nodes()[second].signal(rustix::process::Signal::CONT);
+        cluster.nodes()[second].signal(Signal::CONT);
         assert!(lost.is_err(), "{lost:?}");
     }
 }

@@ -190,6 +190,26 @@ async fn readers_and_permits_are_waited_for_too() {
     }
 }
 
+/// However many ask at once, the server is not flooded with connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_that_wait_for_a_replica_share_few_connections() {
+    let at = Scene::new().await;
+    let locks = client(&format!("{}?replicas=1", at.servers.url()), TTL).await;
+    let names: Vec<String> = (0..500).map(|n| format!("n{n}")).collect();
+    let opened = || {
+        let opened = at.master().info(&["INFO", "stats"], "total_connections_received");
+        opened.unwrap().parse::<u64>().unwrap()
+    };
+    let before = opened();
+    let mutexes = names.iter().map(|name| locks.mutex(name).unwrap()).collect::<Vec<_>>();
+    let guards = futures_util::future::join_all(mutexes.iter().map(|mutex| mutex.lock())).await;
+    let of_others = 20;
+    assert!(opened() - before < 32 + of_others, "{before} {}", opened());
+    for guard in guards {
+        guard.unwrap().release().await.unwrap();
+    }
+}
+
 /// A cluster whose masters have a replica each, and names at two of the masters.
 struct Shards {
     cluster: RedisCluster,

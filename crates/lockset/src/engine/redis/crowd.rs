@@ -244,7 +244,18 @@ impl Carrier for Up {
         let command = self.written_together(&requests);
         let mut connection = self.connection.clone();
         let running = self.scripts.crowd.run(&command, &mut connection);
-        told_apart(&requests, self.answer(PATIENCE, running).await)
+        match self.answer(PATIENCE, running).await {
+            // Perhaps for the sake of one of them, such as a name that the user may not touch: each
+            // goes alone, as if it were not the usual case.
+            Err(Unanswered::Refused(error)) if !error.is_retryable() => {
+                let nothing = |wanted: bool| wanted.then_some(Value::Nil);
+                let each = requests.iter();
+                Ok(each
+                    .map(|it| (nothing(it.give.is_some()), nothing(it.take.is_some())))
+                    .collect())
+            }
+            answer => told_apart(&requests, answer),
+        }
     }
 
     fn again(failed: &Unanswered) -> Unanswered {

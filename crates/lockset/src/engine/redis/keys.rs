@@ -13,7 +13,8 @@ use crate::token::Token;
 #[derive(Debug)]
 pub(super) struct Keys {
     /// What the others begin with: never as a lock does, and in the same slot. A name that has a
-    /// hash tag of its own keeps it.
+    /// hash tag of its own keeps it; one that only has braces astray has `{}` before it, as no
+    /// other has, and no slot for all of them.
     beside: String,
     /// Where in it the key of the lock itself stands.
     lock: std::ops::Range<usize>,
@@ -31,6 +32,10 @@ impl Keys {
             beside.insert_str(1, &tag);
             let start = tag.len() + 3;
             return Self { lock: start..start + len, beside };
+        }
+        if beside.contains('}') {
+            beside.insert(1, '}');
+            return Self { lock: 2..2 + len, beside };
         }
         beside.push('}');
         Self { lock: 1..1 + len, beside }
@@ -101,7 +106,8 @@ impl Keys {
         let beside = key.strip_suffix(":cell")?;
         let bare = beside.strip_prefix('{').and_then(|lock| lock.strip_suffix('}'));
         let tagged = beside.split_once("}:").map(|(_, lock)| lock);
-        [bare, tagged].into_iter().flatten().find_map(|lock| {
+        let astray = beside.strip_prefix("{}");
+        [bare, tagged, astray].into_iter().flatten().find_map(|lock| {
             let name = lock.strip_prefix(prefix)?.parse().ok()?;
             (Self::new(prefix, &name).cell() == key).then_some(name)
         })

@@ -27,7 +27,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// A connection that does not answer for so long is given up, although nothing broke.
 const SILENT: Duration = Duration::from_secs(3);
 /// How often an idle connection is asked whether it still answers.
-const PING_EVERY: Duration = Duration::from_secs(5);
+const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// How a sharded channel's name ends, so that the scripts know it; see `common.lua`.
 const SHARDED: char = '~';
@@ -371,16 +371,19 @@ impl Maker {
         while !up.is_over() {
             tokio::select! {
                 () = up.health.rings.notified() => {}
-                () = tokio::time::sleep(PING_EVERY) => {}
+                () = tokio::time::sleep(CHECK_EVERY) => {}
             }
             if up.is_over() || self.is_deposed(&up).await {
                 break;
             }
             let mut connection = up.connection.clone();
-            let ping = redis::cmd("PING");
-            let answered = tokio::time::timeout(SILENT, ping.query_async::<Value>(&mut connection));
-            if !matches!(answered.await, Ok(Ok(_))) {
-                break;
+            // One that became a replica closes no connection, and may have lost grants when it is a
+            // master again; then tokens must begin above the time of a new connection.
+            let role = redis::cmd("ROLE");
+            let answered = tokio::time::timeout(SILENT, role.query_async::<Value>(&mut connection));
+            match answered.await {
+                Ok(Ok(role)) if replicas_of_master(&role).is_ok() => {}
+                _ => break,
             }
         }
         up.health.end();

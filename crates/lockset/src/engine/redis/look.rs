@@ -170,7 +170,7 @@ impl Watch {
             Err(error) => return self.due.push_back(Err(error)),
         };
         let gone: Vec<Name> =
-            self.known.keys().filter(|name| !names.contains(name)).cloned().collect();
+            self.known.keys().filter(|name| names.binary_search(name).is_err()).cloned().collect();
         for (name, state) in self.core.looks(names.into_iter().chain(gone).collect()).await {
             match state {
                 Err(error) => self.due.push_back(Err(error)),

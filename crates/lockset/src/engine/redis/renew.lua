@@ -1,14 +1,15 @@
 -- KEYS lock and queue per claim; ARGV per claim id, token, ttl, add (1: the ttl is added to what is
--- left, for a fixed lease that began short). Answers per claim: renewed left | revoked | lost |
--- failed why.
+-- left, for a fixed lease that began short, up to the whole). Answers per claim: renewed left |
+-- revoked | lost | failed why.
 local function renew(k, id, token, ttl, add)
   local value = value_of(k)
   local owner, held, flag, life, note = holder_of(k, value)
   if owner == id and (held == token or held == '0') then
     if flag == '1' then return { 'revoked' } end
-    if add then ttl = ttl + call('PTTL', k.lock) end
+    if add then ttl = math.min(ttl + call('PTTL', k.lock), tonumber(life)) end
     if string.find(value, '^%x+::') then
       -- One that is kept does not depend on the life of the fence.
+      even_if_full(k)
       call('SET', k.lock, table.concat({ id, token, flag, life, note }, ':'), 'PX', num(ttl))
     else
       call('PEXPIRE', k.lock, ttl)
@@ -16,11 +17,12 @@ local function renew(k, id, token, ttl, add)
     return { 'renewed', ttl }
   end
   local record = is_shared(value) and call('HGET', k.held, id) or ''
-  local its, revoked = string.match(record, '^(%d+)|(%d)|')
+  local its, revoked, whole = string.match(record, '^(%d+)|(%d)|%a|%d+|(%d+)|')
   local ends = its == token and call('ZSCORE', k.holders, id)
   if not ends then return { 'lost' } end
   if revoked == '1' then return { 'revoked' } end
-  if add then ttl = ttl + tonumber(ends) - now() end
+  if add then ttl = math.min(ttl + tonumber(ends) - now(), tonumber(whole)) end
+  even_if_full(k)
   call('ZADD', k.holders, num(now() + ttl), id)
   outlast(k, ttl, false)
   return { 'renewed', ttl }

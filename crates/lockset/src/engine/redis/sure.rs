@@ -4,10 +4,12 @@
 //! renewal and a `WAIT` behind it, over a connection that nobody else uses meanwhile.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Value;
+use tokio::sync::Semaphore;
 
+use super::LEAST_PATIENCE;
 use super::link::{Answer, Unanswered, Up, failed};
 use super::nodes::Node;
 use super::scripts::Script;
@@ -15,12 +17,24 @@ use crate::engine::Replicas;
 use crate::error::Error;
 use crate::mutual::unpoisoned;
 
-/// How many idle connections are kept.
+/// How many connections there are at most, and how many of them are kept when they are idle.
+const MOST: usize = 32;
 const KEPT: usize = 4;
 
-/// Connections for this purpose, idle at the moment; and the one that each was opened beside.
-#[derive(Debug, Default)]
-pub(super) struct Sure(Mutex<Vec<(Arc<Up>, Arc<Up>)>>);
+/// Connections for this purpose.
+#[derive(Debug)]
+pub(super) struct Sure {
+    /// One turn for each connection that there may be.
+    turns: Semaphore,
+    /// Those that are idle at the moment; and the one that each was opened beside.
+    idle: Mutex<Vec<(Arc<Up>, Arc<Up>)>>,
+}
+
+impl Default for Sure {
+    fn default() -> Self {
+        Self { turns: Semaphore::new(MOST), idle: Mutex::default() }
+    }
+}
 
 impl Node {
     /// How many replicas that is here, the server itself not counted.
@@ -41,9 +55,17 @@ impl Node {
         wanted: u32,
         patience: Duration,
     ) -> Answer {
+        let began = Instant::now();
+        let _turn =
+            tokio::time::timeout(patience, self.sure.turns.acquire()).await.map_err(|_| {
+                let what =
+                    format!("too many locks wait for replicas: no turn within {patience:.1?}");
+                Unanswered::Refused(failed(what, true, None))
+            })?;
+        let patience = patience.saturating_sub(began.elapsed()).max(LEAST_PATIENCE);
         let main = self.link.up(patience).await?;
         let idle = {
-            let mut idle = unpoisoned(&self.sure.0);
+            let mut idle = unpoisoned(&self.sure.idle);
             idle.retain(|(up, of)| !up.is_over() && Arc::ptr_eq(of, &main));
             idle.pop()
         };
@@ -60,8 +82,9 @@ impl Node {
             .arg(wanted)
             .arg(millis);
         let answer = up.answer(patience, both.query_async(&mut connection)).await?;
-        let idle = &mut *unpoisoned(&self.sure.0);
-        if idle.len() < KEPT {
+        let idle = &mut *unpoisoned(&self.sure.idle);
+        // Whoever waits for a turn takes it over.
+        if idle.len() < KEPT || self.sure.turns.available_permits() == 0 {
             idle.push((up, of));
         }
         match answer {

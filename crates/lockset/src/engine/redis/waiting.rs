@@ -176,6 +176,12 @@ impl Waiter {
         self.news.notify_one();
     }
 
+    /// It is not known to wait any more: it asks by a request of its own, and is told the reason.
+    pub(super) fn refused(&self) {
+        self.facts().queued = false;
+        self.news.notify_one();
+    }
+
     pub(super) fn news(&self, now: Moment) -> News {
         let mut facts = self.facts();
         if facts.gone {
