@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use lockset::{Lockset, Terms};
+use futures_util::StreamExt;
+use lockset::{Error, Lockset, Terms};
 use lockset_testkit::stage::EtcdServers;
 use lockset_testkit::steps::{self, is_free, lock, served, until, waiter, within};
 use rustix::process::{Pid, Signal, kill_process};
@@ -278,4 +279,39 @@ async fn both_see_who_leads_whoever_it_is() {
     let (used_again, value) = (observer.says(PATIENCE), observer.says(PATIENCE));
     assert_eq!(used_again, key);
     assert!(value.contains(&format!(r#""id":"{}""#, term.claim_id())), "{value}");
+}
+
+/// It waits for a permit, and is before the next one in line: if that were admitted, it would come
+/// in beside it.
+#[tokio::test(flavor = "multi_thread")]
+async fn etcdctl_that_waits_for_a_permit_is_not_passed_by_another() {
+    let server = EtcdServers::start(1);
+    let ours = client(&server).await;
+    let permits = ours.semaphore("used", 3).unwrap();
+    let permit = permits.acquire(1).await.unwrap();
+    let theirs = Etcdctl::lock(&server, "p/used");
+    for refused in [permits.try_acquire(1).await.map(drop), permits.acquire(1).await.map(drop)] {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, Error::Conflict { .. }), "{refused}");
+    }
+    permit.release().await.unwrap();
+    theirs.says(PATIENCE);
+}
+
+/// Nobody knows when it ends, so nobody need look all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_without_a_lease_is_told_of_once_in_a_while() {
+    let server = EtcdServers::start(1);
+    let ours = client(&server).await;
+    server.ask(&["put", "p/foreign/x", "y"]);
+    let mut states = ours.watch_name("foreign").unwrap();
+    let mut told = 0;
+    let count = async {
+        while let Some(state) = states.next().await {
+            assert_eq!(state.unwrap().holders.len(), 1);
+            told += 1;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(3), count).await.is_err());
+    assert!((1..=5).contains(&told), "{told}");
 }

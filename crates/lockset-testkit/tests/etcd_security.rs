@@ -5,10 +5,11 @@ mod secrets;
 
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use lockset::engine::etcd::{Etcd, EtcdOptions};
 use lockset::{Break, Error, Lockset, State};
 use lockset_testkit::stage::EtcdServers;
-use lockset_testkit::steps::{assert_told, is_free, lock, served, told, waiter, within};
+use lockset_testkit::steps::{assert_told, is_free, lock, served, told, until, waiter, within};
 use rcgen::date_time_ymd;
 use secrets::{Authority, MARK, assert_files_are_named, assert_hidden, assert_hidden_in, traced};
 
@@ -230,6 +231,27 @@ async fn rights_that_are_taken_away_cost_the_lock_and_are_told() {
     within(TTL + SOON, "it cannot be trusted", guard.lost()).await;
     let error = ours.mutex("other").unwrap().try_lock().await.unwrap_err();
     assert_told(&error, &["permission denied"], false);
+}
+
+/// All watches of a client share a stream.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_is_refused_says_why_and_costs_no_waiter_its_place() {
+    let server = with_users(&[], "pw");
+    server.ask(&["role", "revoke-permission", "--prefix=true", "locks", "p/"]);
+    server.ask(&["role", "grant-permission", "--prefix=true", "locks", "readwrite", "p/jobs%2F"]);
+    server.ask(&["role", "grant-permission", "--prefix=true", "locks", "readwrite", "p//"]);
+    let url = url_of(&server, "worker:pw", "p");
+    let (ours, theirs) = (client(&url).await, client(&url).await);
+    let guard = lock(&ours, "jobs/1").await;
+    let mutex = theirs.mutex("jobs/1").unwrap();
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    until("somebody waits", || server.keys("p/jobs%2F1/").len() == 2);
+    let mut refused = theirs.watch("").unwrap();
+    let why = within(ANSWERED, "a refusal", refused.next()).await.unwrap().unwrap_err();
+    assert_told(&why, &["permission denied"], false);
+    assert!(!waiting.is_finished());
+    guard.release().await.unwrap();
+    served(ANSWERED, waiting).await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

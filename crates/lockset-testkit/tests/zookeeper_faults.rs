@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockset::{Error, Guard, Lockset, State, Terms};
+use lockset::{Break, Error, Guard, Lockset, State, Terms};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{Chroot, Eyes, SESSIONS};
 use lockset_testkit::steps::{
@@ -232,6 +232,31 @@ async fn a_cut_connection_is_doubted_at_once_and_costs_neither_lock_nor_place() 
     assert!(tokio::time::timeout(TTL, guard.lost()).await.is_err(), "it was renewed");
     guard.release().await.unwrap();
     served(SOON, waiting).await.release().await.unwrap();
+}
+
+/// The watch ended with the connection, and nothing tells of it any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_was_broken_while_nobody_could_be_told_is_not_confirmed() {
+    let (home, _) = home();
+    let proxy = Proxy::before(home.servers().nodes()[0].port());
+    let (ours, theirs) =
+        (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
+    for round in 0..3 {
+        let name = format!("broken{round}");
+        let guard = lock(&ours, &name).await;
+        // The first renewal looks at the node and watches it.
+        tokio::time::sleep(TTL / 2).await;
+        proxy.refuse(true);
+        proxy.cut();
+        becomes(Duration::from_millis(400), &guard, State::Uncertain).await;
+        assert_eq!(theirs.force_release(&name, Break::Now).await.unwrap().len(), 1);
+        let theirs = lock(&theirs, &name).await;
+        let (confirmed, ()) = tokio::join!(guard.confirm(), async { proxy.refuse(false) });
+        let refused = confirmed.unwrap_err();
+        assert!(matches!(refused, Error::Lost { .. }), "{refused}");
+        assert!(matches!(guard.state(), State::Lost(_)));
+        theirs.release().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

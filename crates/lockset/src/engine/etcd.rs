@@ -284,12 +284,15 @@ impl Core {
     fn leases_in_use(&self, now: Moment) -> Vec<Arc<Lease>> {
         let mut leases = self.leases.all_shared();
         leases.retain(|lease| {
-            if self.places().uses(lease) {
+            // Locked until it is known to be gone, or a claim could come in between.
+            let places = self.places();
+            if places.uses(lease) {
                 lease.used(now);
                 return true;
             }
             let is_needed = !lease.is_idle(now) && !self.leases.is_retired(lease);
             if !is_needed {
+                lease.end();
                 self.leases.forget(lease);
                 self.revoke_in_background(lease.id);
             }

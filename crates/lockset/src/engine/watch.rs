@@ -120,6 +120,8 @@ where
         }
         let holders = state.iter().flat_map(|state| &state.holders);
         if let Some(left) = holders.map(|holder| holder.left).min() {
+            // One whose lease is over, or has none, is there until somebody takes it away.
+            let left = if left.is_zero() { RECHECK } else { left };
             self.leases.insert(name, self.clock.now() + left);
         }
         Some(state)

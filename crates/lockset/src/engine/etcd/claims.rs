@@ -141,20 +141,26 @@ impl Core {
 
     /// A place for this claim, on a lease.
     async fn ask_for(&self, claim: &Claim) -> std::result::Result<Asking<'_>, Failed> {
-        let known = self.places().find(claim.id).cloned();
-        let lease = match known.filter(|place| !place.lease.is_gone()) {
-            Some(place) => place.lease,
-            None if claim.fixed || claim.detachable => {
-                self.leases.granted(claim.ttl, false).await?
+        let (lease, place) = loop {
+            let known = self.places().find(claim.id).cloned();
+            let lease = match known.filter(|place| !place.lease.is_gone()) {
+                Some(place) => place.lease,
+                None if claim.fixed || claim.detachable => {
+                    self.leases.granted(claim.ttl, false).await?
+                }
+                None => self.leases.shared(claim.ttl).await?,
+            };
+            let now = self.clock.now();
+            let mut places = self.places();
+            // Given back meanwhile, because nobody used it; see `leases_in_use`.
+            if lease.is_gone() {
+                continue;
             }
-            None => self.leases.shared(claim.ttl).await?,
+            places.enter(claim, &lease, &self.layout, now);
+            places.asks(claim.id);
+            let place = places.find(claim.id).cloned();
+            break (lease, place);
         };
-        let now = self.clock.now();
-        let mut places = self.places();
-        places.enter(claim, &lease, &self.layout, now);
-        places.asks(claim.id);
-        let place = places.find(claim.id).cloned();
-        drop(places);
         self.pulse_by(lease.beat_at());
         let (key, lease) = place.map_or((Vec::new(), lease), |place| (place.key, place.lease));
         Ok(Asking { core: self, id: claim.id, key, lease })
@@ -283,7 +289,8 @@ impl Core {
         }
         let mut older: Vec<&KeyValue> = others.filter(|kv| kv.create_revision < at).collect();
         older.sort_unstable_by_key(|kv| kv.create_revision);
-        if let Some(why) = older.first().and_then(|first| clash(mode_of(first), mode)) {
+        // Whoever waits counts too: once it holds, nobody asks again who came in behind it.
+        if let Some(why) = older.iter().find_map(|kv| clash(mode_of(kv), mode)) {
             return Standing::Clash(why);
         }
         let mut tally = Tally::default();

@@ -130,6 +130,10 @@ impl Core {
         let lease = self.leases.ready(next.ttl)?;
         let believed = lease.valid_until();
         let mut places = self.places();
+        // Given back meanwhile, because nobody used it.
+        if lease.is_gone() {
+            return None;
+        }
         places.enter(next, &lease, &self.layout, self.clock.now());
         let place = places.find(next.id).cloned()?;
         let was_dirty = places.doubt(next.id);

@@ -493,7 +493,10 @@ impl Link {
             | Code::OutOfRange
             | Code::Unimplemented
             | Code::NotFound => refused(failed(format!("{host} says: {said}"), false)),
-            Code::ResourceExhausted => silent(format!("{host} says: {said}"), false),
+            // Else it may be the connection that was ended, with requests under way.
+            Code::ResourceExhausted if said.contains("too many requests") => {
+                silent(format!("{host} says: {said}"), false)
+            }
             _ => silent(format!("{host} failed: {said}"), true),
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::Core;
 use super::claims::token_of;
@@ -18,7 +18,7 @@ use super::txn::{always, created, delete, kvs, put, range, read, revision, rewri
 use crate::engine::queue::Tally;
 use crate::engine::watch::watch_states;
 use crate::engine::{Break, Cell, ClaimId, Holder, LockState, Scope, Swap, Version, Waiter};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::name::{Name, Prefix};
 
 /// So many leases are asked about at once.
@@ -85,7 +85,9 @@ impl Core {
         let leases: BTreeSet<i64> = seen.filter(unknown).map(|one| one.kv.lease).collect();
         let questions = leases.into_iter().map(|lease| async move {
             let answer = self.link.lease_left(lease).await.map_err(Failed::into_error)?;
-            Ok((lease, Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0))))
+            // While its leader changes, a server may say that a lease never ends.
+            let left = answer.ttl.min(answer.granted_ttl);
+            Ok((lease, Duration::from_secs(u64::try_from(left).unwrap_or(0))))
         });
         let answers = futures_util::stream::iter(questions).buffer_unordered(QUESTIONS);
         answers.collect::<Vec<_>>().await.into_iter().collect()
@@ -128,12 +130,16 @@ impl Core {
             Scope::Name(name) => vec![name.clone()],
             Scope::Prefix(_) => Vec::new(),
         };
-        self.runtime.spawn(report(Arc::downgrade(self), scope.clone(), tell));
+        let (refuse, refused) = oneshot::channel();
+        self.runtime.spawn(report(Arc::downgrade(self), scope.clone(), tell, refuse));
         let core = self.clone();
-        watch_states(self.clock.clone(), first, changes, move |name| {
+        let states = watch_states(self.clock.clone(), first, changes, move |name| {
             let (core, name) = (core.clone(), name.clone());
             async move { core.inspect(&name).await }
-        })
+        });
+        // If it ends because it was refused, it says so.
+        let why = futures_util::stream::once(refused).filter_map(|why| async { why.ok().map(Err) });
+        states.chain(why).boxed()
     }
 
     pub(super) async fn cell(
@@ -229,8 +235,13 @@ fn cell_of(kv: &KeyValue) -> Cell {
     Cell { version: Version(u64::try_from(kv.mod_revision).unwrap_or(0)), value: kv.value.clone() }
 }
 
-/// Tells of every name in scope that may have changed, until nobody listens.
-async fn report(core: std::sync::Weak<Core>, scope: Scope, tell: mpsc::UnboundedSender<Name>) {
+/// Tells of every name in scope that may have changed, until nobody listens or it is refused.
+async fn report(
+    core: std::sync::Weak<Core>,
+    scope: Scope,
+    tell: mpsc::UnboundedSender<Name>,
+    refuse: oneshot::Sender<Error>,
+) {
     let Some((mut claims, mut cells)) = core.upgrade().map(|core| readers(&core, &scope)) else {
         return;
     };
@@ -258,9 +269,9 @@ async fn report(core: std::sync::Weak<Core>, scope: Scope, tell: mpsc::Unbounded
                 let Some(used) = in_scope(&core, &scope, &tell).await else { return };
                 &used | &known.forget_but(used.clone())
             }
-            // Whoever reads is told why.
             Some(News::Refused(error)) => {
-                tracing::warn!(%error, "a watch ends");
+                // Nobody may read any more.
+                let _ = refuse.send(error);
                 return;
             }
         };

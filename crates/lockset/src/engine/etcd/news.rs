@@ -121,6 +121,15 @@ struct Topic {
     readers: Vec<mpsc::UnboundedSender<News>>,
 }
 
+impl Topic {
+    /// Tells everybody who reads it; it is not watched any more.
+    fn refuse(self, failed: &Failed) {
+        for reader in self.readers {
+            let _ = reader.send(News::Refused(failed.again().into_error()));
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Topics {
     by_keys: HashMap<Keys, Topic>,
@@ -185,10 +194,14 @@ async fn listen(
                 None => return Ended::Closed,
             },
             answer = answers.next() => match answer {
-                // Refused, perhaps because the stream's login expired. Which watch is meant is not
-                // said: the answer has no id.
                 Some(Ok(answer)) if answer.canceled && answer.created => {
-                    return ended_by(link.judge_refusal(&answer.cancel_reason), worked);
+                    let failed = link.judge_refusal(&answer.cancel_reason);
+                    match failed.what {
+                        What::Refused => topics.refuse_one(answer.watch_id, &failed),
+                        // Such as a stream whose login expired.
+                        _ => return Ended::Cut { worked },
+                    }
+                    None
                 }
                 Some(Ok(answer)) => {
                     worked = true;
@@ -300,13 +313,19 @@ impl Topics {
         Some(create(&keys, id))
     }
 
+    /// Some servers do not say which watch they refuse; but they answer in order.
+    fn refuse_one(&mut self, watch_id: i64, failed: &Failed) {
+        let unanswered =
+            self.by_keys.values().filter(|topic| !topic.is_fresh).map(|topic| topic.id);
+        let first = || unanswered.min();
+        let Some(id) = self.by_id.get(&watch_id).map(|_| watch_id).or_else(first) else { return };
+        let topic = self.by_id.remove(&id).and_then(|keys| self.by_keys.remove(&keys));
+        topic.into_iter().for_each(|topic| topic.refuse(failed));
+    }
+
     fn refuse(&mut self, failed: &Failed) {
         self.by_id.clear();
-        for (_, topic) in self.by_keys.drain() {
-            for reader in topic.readers {
-                let _ = reader.send(News::Refused(failed.again().into_error()));
-            }
-        }
+        self.by_keys.drain().for_each(|(_, topic)| topic.refuse(failed));
     }
 }
 

@@ -201,13 +201,12 @@ impl Core {
                 Err(Trouble::Error(error)) => return Err(error),
                 Err(Trouble::Fault(fault)) => fault,
             };
-            match fault {
-                Fault::NotSent | Fault::Unknown => {}
-                Fault::Refused(Refusal::SESSION_EXPIRED | Refusal::SESSION_MOVED) => {
-                    // The server ends the connection now, and the next one knows more.
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                fault => return Err(fault.into()),
+            if !fault.is_passing() {
+                return Err(fault.into());
+            }
+            if let Fault::Refused(_) = fault {
+                // The server ends the connection now, and the next one knows more.
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
             let has_place = self.book().entries.contains_key(&claim.id);
             if has_place && wait != Wait::No {
@@ -366,8 +365,11 @@ impl Core {
                 }
                 Err(fault.into())
             }
-            Err(Fault::Refused(why)) => {
+            Err(fault @ Fault::Refused(why)) => {
                 self.book().take(claim.id);
+                if fault.is_passing() {
+                    return Err(fault.into());
+                }
                 if why != Refusal::NO_NODE {
                     return Err(refused(&asking.parent, why));
                 }

@@ -18,13 +18,13 @@ use crate::name::Note;
 
 /// How often leases that nobody renews are looked for, in parts of the session's timeout.
 const LOOKS: u32 = 12;
+/// The pause before something is said again.
+const SOON: Duration = Duration::from_millis(5);
 
 /// What is to be asked about a claim when it is renewed.
 struct Renewal {
     session: Arc<Session>,
     node: Node,
-    /// The node is not watched on this connection yet: it is looked at, and watched from then on.
-    look: bool,
 }
 
 impl Core {
@@ -80,12 +80,8 @@ impl Core {
             let book = self.book();
             book.entries.get(&claim.id).map(|entry| {
                 let node = entry.node.clone().filter(|node| node.token == grant.token);
-                let is_watched = entry.watched_on == entry.session.status().connection;
-                node.filter(|_| entry.lease.is_some()).map(|node| Renewal {
-                    session: entry.session.clone(),
-                    node,
-                    look: !is_watched,
-                })
+                let session = entry.session.clone();
+                node.filter(|_| entry.lease.is_some()).map(|node| Renewal { session, node })
             })
         };
         match (known, grant.zookeeper_key()) {
@@ -127,7 +123,7 @@ impl Core {
             moving: None,
         };
         self.book().entries.insert(claim.id, entry);
-        Ok(Renewal { session, node, look: true })
+        Ok(Renewal { session, node })
     }
 
     async fn renewed(
@@ -137,7 +133,7 @@ impl Core {
         renewal: Renewal,
         synced: Answered<()>,
     ) -> Result<Grant> {
-        let Renewal { session, node, look } = renewal;
+        let Renewal { session, node } = renewal;
         if let Err(fault) = synced {
             let ended = session.status().ended || matches!(fault, Fault::Ended);
             return Err(match ended {
@@ -145,7 +141,10 @@ impl Core {
                 false => fault.into(),
             });
         }
-        if look {
+        // Asked behind the `sync`, which may have had to wait for another connection.
+        let connection = session.status().connection;
+        let watched_on = self.book().entries.get(&claim.id).map(|entry| entry.watched_on);
+        if watched_on != Some(connection) {
             self.look_at_held(claim, grant, &session, node.path).await?;
         }
         let valid_until = session.lease_from(self.clock.now());
@@ -336,8 +335,8 @@ impl Core {
         self.runtime.spawn(async move {
             loop {
                 match edit(&session, &path, |words| words.admitted = Some(true)).await {
-                    Ok(()) | Err(Fault::Refused(_) | Fault::Ended) => return,
-                    Err(Fault::NotSent | Fault::Unknown) => {}
+                    Err(fault) if fault.is_passing() => tokio::time::sleep(SOON).await,
+                    Ok(()) | Err(_) => return,
                 }
                 match session.ready(Moment::NEVER).await {
                     Ok(status) if status.epoch == epoch => {}
@@ -397,11 +396,11 @@ impl Core {
         let held = book.entries.get(&id).is_some_and(|entry| entry.lease.is_some());
         if change == Change::Deleted {
             // A downgrade deletes it as well; the next renewal looks where it is.
+            book.watched.remove(path);
             if let Some(entry) = book.entries.get_mut(&id)
                 && entry.elsewhere(path).is_some()
             {
                 entry.watched_on = 0;
-                book.watched.remove(path);
                 return;
             }
             book.take(id);

@@ -223,7 +223,7 @@ impl Eraser {
         loop {
             match outcome {
                 Ok(()) => return,
-                Err(Fault::Refused(Refusal::SESSION_EXPIRED | Refusal::SESSION_MOVED)) => {
+                Err(fault @ Fault::Refused(_)) if fault.is_passing() => {
                     tokio::time::sleep(std::time::Duration::from_millis(5)).await;
                 }
                 Err(Fault::Refused(why)) => {

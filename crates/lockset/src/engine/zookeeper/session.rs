@@ -43,6 +43,15 @@ impl Fault {
     pub(super) fn is(&self, refusal: Refusal) -> bool {
         matches!(self, Fault::Refused(why) if *why == refusal)
     }
+
+    /// The next connection knows more, perhaps with another session.
+    pub(super) fn is_passing(&self) -> bool {
+        match self {
+            Fault::Refused(why) => is_passing(*why),
+            Fault::NotSent | Fault::Unknown => true,
+            Fault::Ended => false,
+        }
+    }
 }
 
 impl From<Garbled> for Fault {
