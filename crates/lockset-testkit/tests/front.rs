@@ -101,6 +101,37 @@ async fn a_ticket_is_attached_once() {
     assert_eq!(first.state(), State::Held);
 }
 
+/// Renewals take a while.
+#[derive(Debug)]
+struct SlowRenewal(Arc<dyn Engine>);
+
+#[async_trait]
+impl Layer for SlowRenewal {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<lockset::Result<Grant>> {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        self.0.renew(batch).await
+    }
+}
+
+/// If both had a guard, the one that nobody keeps would give the lock back when it ends.
+#[tokio::test(start_paused = true)]
+async fn a_ticket_that_is_attached_twice_at_once_is_attached_once() {
+    let slow = Layered(SlowRenewal(Arc::new(Memory::new(Clock::tokio()))));
+    let locks = Lockset::on(Arc::new(slow), Clock::tokio()).unwrap();
+    let terms = Terms::default().ttl(TTL).detachable();
+    let mutex = locks.mutex("m").unwrap().with(terms).unwrap();
+    let ticket = mutex.lock().await.unwrap().detach().await.unwrap();
+    let (first, second) = tokio::join!(locks.attach(&ticket), locks.attach(&ticket));
+    assert!(matches!(second, Err(Error::Invalid { .. })), "{second:?}");
+    let first = first.unwrap();
+    tokio::time::sleep(TTL * 3).await;
+    assert_eq!(first.state(), State::Held);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_ticket_with_an_absurd_ttl_is_refused_and_harms_nobody() {
     let (_, locks) = memory();
@@ -267,6 +298,21 @@ async fn closing_ends_the_waiting_at_latches_and_barriers() {
     assert!(matches!(waits.await.unwrap(), Err(Error::Closed)));
     assert!(matches!(party.await.unwrap(), Err(Error::Closed)));
     assert_eq!(other.waiting().await.unwrap(), 0, "its party left");
+}
+
+/// Whoever waits at a barrier leaves it first; but its future may never be looked at again.
+#[tokio::test(start_paused = true)]
+async fn closing_gives_back_although_a_party_rests_at_a_barrier() {
+    let (engine, locks) = memory();
+    let barrier = locks.barrier("b", 2).unwrap();
+    let mut resting = Box::pin(barrier.wait());
+    assert!(futures_util::poll!(resting.as_mut()).is_pending());
+    let _guard = locks.mutex("m").unwrap().lock().await.unwrap();
+    let began = tokio::time::Instant::now();
+    locks.close().await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    let stranger = another(&engine);
+    assert!(stranger.mutex("m").unwrap().try_lock().await.unwrap().is_some());
 }
 
 #[test]

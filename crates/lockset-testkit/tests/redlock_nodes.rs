@@ -118,6 +118,69 @@ async fn frozen_nodes_cost_their_time_once_and_come_back() {
     assert_eq!(kept.state(), State::Held);
 }
 
+/// Nobody queues there, and a quorum has refused before it could answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_node_costs_its_time_once_however_often_somebody_tries() {
+    let servers = RedlockNodes::start(3, DURABLE);
+    let node_timeout = Duration::from_secs(1);
+    let url = format!("{}?node_timeout=1s", servers.url());
+    let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
+    let held = lock(&theirs, "held").await;
+    until("all nodes hold it", || all_hold(&servers, "held"));
+    lock(&ours, "warm").await.release().await.unwrap();
+    servers.signal(&[2], Signal::STOP);
+    let (mutex, mut took) = (ours.mutex("held").unwrap(), Vec::new());
+    for _ in 0..10 {
+        let began = Instant::now();
+        assert!(within(SOON, "an answer", mutex.try_lock()).await.unwrap().is_none());
+        took.push(began.elapsed());
+    }
+    let slow = took.iter().filter(|took| **took > node_timeout / 2).count();
+    assert!(slow <= 2, "{took:?}");
+    // The other client has found out by its renewals.
+    tokio::time::sleep(TTL).await;
+    let began = Instant::now();
+    held.set_note("a note").await.unwrap();
+    assert!(began.elapsed() < node_timeout / 2, "{:?}", began.elapsed());
+    servers.signal(&[2], Signal::CONT);
+}
+
+/// The answer of a late node comes to somebody who does not listen; its lease must be kept all the
+/// same, or the lock would stand on a bare quorum.
+#[tokio::test(flavor = "current_thread")]
+async fn a_late_node_is_kept_although_its_answer_is_not_heard() {
+    let servers = RedlockNodes::start(3, DURABLE);
+    let locks = client(&servers.url(), TTL).await;
+    lock(&locks, "warm").await.release().await.unwrap();
+    servers.signal(&[2], Signal::STOP);
+    let guard = lock(&locks, "kept").await;
+    servers.signal(&[2], Signal::CONT);
+    // The caller's runtime has only this thread, and it rests.
+    std::thread::sleep(TTL * 2);
+    assert!(all_hold(&servers, "kept"), "{:?}", holders(&servers, "kept"));
+    servers.nodes[1].kill();
+    std::thread::sleep(TTL * 2);
+    assert_eq!(guard.state(), State::Held, "two of three have it");
+}
+
+/// Those that kept their fence answer one more when they are sown again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_was_sown_again_is_shown_by_its_token() {
+    let servers = RedlockNodes::start(3, DURABLE);
+    let ttl = Duration::from_millis(1500);
+    let locks = client(&servers.url(), ttl).await;
+    let guard = lock(&locks, "kept").await;
+    for node in &servers.nodes[1..] {
+        until("all nodes hold it", || all_hold(&servers, "kept"));
+        node.kill();
+        tokio::time::sleep(ttl).await;
+        node.restart();
+    }
+    until("all nodes hold it again", || all_hold(&servers, "kept"));
+    let held = locks.inspect("kept").await.unwrap().holders;
+    assert_eq!(held.iter().map(|holder| holder.token).collect::<Vec<_>>(), [Some(guard.token())]);
+}
+
 /// The door answers, but late: it is left out until it is quick again, not asked every time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_node_costs_its_time_now_and_then_only() {

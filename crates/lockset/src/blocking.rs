@@ -39,7 +39,9 @@ fn check_outside_runtime() -> Result<()> {
         Err(_) => Ok(()),
         Ok(_) => Err(Error::Unsupported {
             engine: "blocking",
-            what: "being called inside an async runtime; use the async front there".to_owned(),
+            what: "being called inside an async runtime, its blocking threads included; use the \
+                   async front there"
+                .to_owned(),
         }),
     }
 }

@@ -1,5 +1,6 @@
 //! What all locks of one connection share.
 
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -21,6 +22,9 @@ use crate::token::Token;
 /// How long a closing takes at most. An engine that does not answer by then frees what is left when
 /// its leases end.
 const CLOSE_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long closing waits for those who are about to end by themselves. Their futures may rest.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// One connection to one home: its engine, its keeper, and the gate its own tasks queue at.
 #[derive(Debug)]
@@ -158,6 +162,17 @@ impl Client {
         UnderWay { client: self, id: claim.id }
     }
 
+    /// The same, unless somebody else does so already.
+    pub(crate) fn awaits_alone(&self, claim: &Arc<Claim>) -> Option<UnderWay<'_>> {
+        match self.under_way().entry(claim.id) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(place) => {
+                place.insert(claim.clone());
+                Some(UnderWay { client: self, id: claim.id })
+            }
+        }
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
@@ -217,8 +232,13 @@ async fn close_all(client: Arc<Client>) {
 
 /// What could not be given back, if anything.
 async fn give_everything_back(client: &Arc<Client>) -> Option<String> {
-    while client.visitors.load(Ordering::SeqCst) > 0 {
-        client.left.notified().await;
+    let all_left = async {
+        while client.visitors.load(Ordering::SeqCst) > 0 {
+            client.left.notified().await;
+        }
+    };
+    if tokio::time::timeout(LEAVE_WITHIN, all_left).await.is_err() {
+        tracing::debug!("a visitor does not leave; its future may rest");
     }
     client.withdraw_what_is_under_way();
     let releases = client.keeper.holds().into_iter().map(release_soon);

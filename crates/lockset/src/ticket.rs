@@ -57,12 +57,13 @@ impl Ticket {
     pub(crate) async fn attach(&self, client: &Arc<Client>) -> Result<Guard> {
         self.check_home(client)?;
         let claim = Arc::new(self.claim.clone());
-        if client.keeper.keeps(claim.id) {
+        let _visit = client.visit()?;
+        let under_way = client.awaits_alone(&claim);
+        // In this order: whoever attaches it is in care before it is under way no more.
+        let Some(_under_way) = under_way.filter(|_| !client.keeper.keeps(claim.id)) else {
             let why = "this client holds its lock already; reenter that guard";
             return Err(Error::invalid("ticket", self.name().as_str(), why));
-        }
-        let _visit = client.visit()?;
-        let _under_way = client.awaits(&claim);
+        };
         let sent = client.clock.now();
         let grant = Grant { token: self.token, valid_until: sent, key: self.key.clone() };
         let grant = match self.claim.fixed {

@@ -563,6 +563,24 @@ async fn a_holder_in_another_pid_namespace_keeps_its_lease() {
     assert!(granted.elapsed() < lease + AT_ONCE, "and then at once: {:?}", granted.elapsed());
 }
 
+/// It sees other start times than we do, and we than it; so neither takes the other for another
+/// process with its pid.
+#[tokio::test]
+async fn a_process_in_another_time_namespace_is_not_taken_for_dead() {
+    let (_folder, path) = scratch();
+    let engine = open(&path).unwrap();
+    let elsewhere = ["unshare", "--time", "--boottime", "100000", "--fork", "--kill-child"];
+    let mut other = Other::holding(&path, LONG, &elsewhere);
+    assert!(engine.acquire(&claim(LONG), Wait::No).await.unwrap().is_none());
+    other.kill();
+    let claim = claim(LONG);
+    let next = tokio::time::timeout(AT_ONCE, engine.acquire(&claim, Wait::Forever)).await;
+    let grant = next.expect("its death is seen").unwrap().unwrap();
+    let mut other = Other::start(&path, LONG, &elsewhere, &[("LOCKSET_TEST_WAITS", "1")]);
+    other.says("waits");
+    engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+}
+
 #[tokio::test]
 async fn a_forked_child_holds_nothing_and_touches_nothing() {
     let (_folder, path) = scratch();

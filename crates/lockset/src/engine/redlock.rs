@@ -120,7 +120,7 @@ impl Redlock {
         check_nodes(&nodes)?;
         let (tell, signals) = mpsc::unbounded_channel();
         let core = Arc::new(Core {
-            nodes: Arc::new(Nodes::new(nodes, clock.clone())),
+            nodes: Arc::new(Nodes::new(nodes, options.node_timeout, clock.clone())),
             options,
             clock,
             attempts: Mutex::default(),

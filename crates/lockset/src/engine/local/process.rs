@@ -2,7 +2,8 @@
 //!
 //! A pid alone names nobody: it is recycled, and another pid namespace counts from one again. So a
 //! process is known by namespace, pid and start time, and a death is believed only where it can be
-//! seen for certain. In all other cases the lease alone decides.
+//! seen for certain. In all other cases the lease alone decides. One in a time namespace is shown
+//! other start times than everybody else, and goes without.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -67,12 +68,14 @@ impl Processes {
         runtime: tokio::runtime::Handle,
     ) -> error::Result<Self> {
         let (namespace, pid) = (eyes::pid_namespace(), std::process::id());
-        let start = eyes::stat_of("self").map_or(0, |stat| stat.start);
+        let start = eyes::start_of("self").unwrap_or(0);
         let ours = Process { namespace, pid, start };
         let proc_is_ours = eyes::stat_of("self").is_some_and(|stat| stat.pid == pid);
         let stand_in = match stand_in {
-            Some(pid) if proc_is_ours => Some(Process { namespace, pid, start: start_of(pid)? }),
-            // `/proc` is missing or shows other processes: its lease alone decides.
+            Some(pid) if proc_is_ours && !eyes::is_shifted() => {
+                Some(Process { namespace, pid, start: start_of(pid)? })
+            }
+            // `/proc` is missing, or shows other processes or times: its lease alone decides.
             Some(pid) => Some(Process { namespace: 0, pid, start: 0 }),
             None => None,
         };
@@ -111,7 +114,7 @@ impl Processes {
     /// Whether the process so written lives beyond doubt.
     pub(super) fn is_alive(&self, written: &str) -> bool {
         written.parse().is_ok_and(|process: Process| {
-            let shown = || eyes::stat_of(&process.pid.to_string()).map(|stat| stat.start);
+            let shown = || eyes::start_of(&process.pid.to_string());
             process == self.ours
                 || self.can_see(process) && process.start != 0 && shown() == Some(process.start)
         })
@@ -158,7 +161,7 @@ impl Processes {
 }
 
 fn start_of(pid: u32) -> error::Result<u64> {
-    let start = eyes::stat_of(&pid.to_string()).map_or(0, |stat| stat.start);
+    let start = eyes::start_of(&pid.to_string()).unwrap_or(0);
     let process = Process { namespace: 0, pid, start };
     if eyes::is_dead(process) {
         return Err(failed(format!("process {pid}, which is to hold the locks, is not running")));
@@ -214,6 +217,7 @@ fn parse_stat(line: &str) -> Option<Stat> {
 mod eyes {
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::MetadataExt;
+    use std::sync::LazyLock;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::io::Errno;
@@ -221,6 +225,7 @@ mod eyes {
     use tokio::io::Interest;
     use tokio::io::unix::AsyncFd;
 
+    use super::super::store::boot_offset;
     use super::{Pidfd, Process, Stat, dead, parse_stat};
 
     pub(super) fn pid_namespace() -> u64 {
@@ -231,6 +236,17 @@ mod eyes {
         parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
+    /// Whether a time namespace shifts what this process is shown as times since boot.
+    pub(super) fn is_shifted() -> bool {
+        static IS_SHIFTED: LazyLock<bool> = LazyLock::new(|| boot_offset() != 0);
+        *IS_SHIFTED
+    }
+
+    /// When a process began, if that is the same to all who look.
+    pub(super) fn start_of(pid: &str) -> Option<u64> {
+        stat_of(pid).filter(|_| !is_shifted()).map(|stat| stat.start)
+    }
+
     pub(super) fn is_dead(process: Process) -> bool {
         let pidfd = match open(process.pid) {
             Ok(fd) if has_ended(&fd) => Pidfd::Ended,
@@ -238,7 +254,7 @@ mod eyes {
             Err(Errno::SRCH) => Pidfd::Gone,
             Err(_) => Pidfd::Unknown,
         };
-        let seen = stat_of(&process.pid.to_string()).map(|stat| stat.start);
+        let seen = start_of(&process.pid.to_string());
         dead(pidfd, process.start, seen)
     }
 
@@ -290,7 +306,15 @@ mod eyes {
         0
     }
 
+    pub(super) fn is_shifted() -> bool {
+        false
+    }
+
     pub(super) fn stat_of(_pid: &str) -> Option<Stat> {
+        None
+    }
+
+    pub(super) fn start_of(_pid: &str) -> Option<u64> {
         None
     }
 

@@ -475,8 +475,7 @@ struct MachineTime {
 
 impl MachineTime {
     fn of_this_process() -> Self {
-        let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
-        Self { clock: Clock::boot(), offset: boot_offset(&offsets).unwrap_or(0) }
+        Self { clock: Clock::boot(), offset: boot_offset() }
     }
 
     fn now(&self) -> u64 {
@@ -488,8 +487,14 @@ impl MachineTime {
     }
 }
 
+/// What a time namespace adds to the time since boot for this process.
+pub(super) fn boot_offset() -> i64 {
+    let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+    boot_offset_in(&offsets).unwrap_or(0)
+}
+
 /// From the lines `clock seconds nanoseconds`.
-fn boot_offset(offsets: &str) -> Option<i64> {
+fn boot_offset_in(offsets: &str) -> Option<i64> {
     let line = offsets.lines().find(|line| line.starts_with("boottime"))?;
     let mut numbers = line.split_whitespace().skip(1).map(str::parse::<i64>);
     let (seconds, nanos) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -617,8 +622,8 @@ mod tests {
     #[test]
     fn the_offset_of_a_time_namespace_is_taken_out() {
         let offsets = "monotonic           5         0\nboottime        -1000       500\n";
-        assert_eq!(boot_offset(offsets), Some(-999_999_999_500));
-        assert_eq!(boot_offset(""), None);
+        assert_eq!(boot_offset_in(offsets), Some(-999_999_999_500));
+        assert_eq!(boot_offset_in(""), None);
         let time = MachineTime { clock: Clock::boot(), offset: -1_000_000_000 };
         let (own, machine) = (time.clock.now(), time.now());
         assert!(machine >= own.as_nanos() + 1_000_000_000);

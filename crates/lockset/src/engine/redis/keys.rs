@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(keys("jobs/42").lock(), "lockset:jobs/42");
         assert_eq!(keys("jobs/42").fence(), "{lockset:jobs/42}:fence");
         assert_eq!(keys("{user}/42").fence(), "{user}:lockset:{user}/42:fence");
-        assert_eq!(keys("{}/42").fence(), "{lockset:{}/42}:fence");
+        assert_eq!(keys("{}/42").fence(), "{}lockset:{}/42:fence");
         for name in ["jobs/42", "{user}/42", "a}b{c}"] {
             let keys = keys(name);
             for key in [
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn keys_beside_a_name_are_not_taken_for_names() {
         for prefix in ["lockset:", ""] {
-            for name in ["jobs/42", "{user}/42"] {
+            for name in ["jobs/42", "{user}/42", "a}b", "}:{"] {
                 let name: Name = name.parse().unwrap();
                 let keys = Keys::new(prefix, &name);
                 let (fence, mark) = (keys.fence(), keys.others(ClaimId::from_bits(7))[4].clone());

@@ -23,22 +23,25 @@ pub(super) struct About {
 
 impl About {
     pub(super) async fn read(connection: &mut MultiplexedConnection) -> Result<Self, RedisError> {
-        let info: String = redis::cmd("INFO").arg("server").query_async(connection).await?;
+        let mut all = redis::pipe();
+        all.cmd("INFO").arg("server");
+        for pattern in ["append*", "maxmemory*"] {
+            all.cmd("CONFIG").arg("GET").arg(pattern);
+        }
+        let told = all.ignore_errors().query_async::<Vec<Result<Value, RedisError>>>(connection);
+        let mut told = told.await?.into_iter();
+        let info = told.next().unwrap_or(Ok(Value::Nil))?;
+        let info = redis::from_redis_value::<String>(info)?;
         let field = |name: &str| {
             let mut fields = info.lines().filter_map(|line| line.trim_end().split_once(':'));
             fields.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
         };
         let up = field("uptime_in_seconds").and_then(|text| text.parse().ok()).unwrap_or(0);
         let mut settings = HashMap::new();
-        for pattern in ["append*", "maxmemory*"] {
-            // Some servers, and some rules, do not let everybody read them.
-            let mut ask = redis::cmd("CONFIG");
-            ask.arg("GET").arg(pattern);
-            if let Ok(found) = ask.query_async::<Value>(connection).await {
-                settings.extend(
-                    redis::from_redis_value::<HashMap<String, String>>(found).unwrap_or_default(),
-                );
-            }
+        // Some servers, and some rules, do not let everybody read them.
+        for found in told.flatten() {
+            let found = redis::from_redis_value::<HashMap<String, String>>(found);
+            settings.extend(found.unwrap_or_default());
         }
         Ok(Self { run: field("run_id"), up: Duration::from_secs(up), settings })
     }

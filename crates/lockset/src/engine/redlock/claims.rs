@@ -164,8 +164,10 @@ impl Core {
         node: usize,
         answer: Result<Option<Grant>>,
     ) {
-        if answer.is_ok() {
-            self.nodes.answered(node);
+        match &answer {
+            Ok(_) => self.nodes.answered(node),
+            Err(Error::Unreachable { .. }) => self.nodes.leave_out(node),
+            Err(_) => {}
         }
         let fate = {
             let mut state = attempt.state();
@@ -227,7 +229,10 @@ impl Core {
         let left = attempt.state().those(is_something);
         let each = left.into_iter().map(|node| self.take_back(attempt, node));
         let all = futures_util::future::join_all(each);
-        self.clock.before(self.clock.now() + timeout, all).await;
+        if self.clock.before(self.clock.now() + timeout, all).await.is_none() {
+            let silent = attempt.state().those(is_something);
+            silent.into_iter().for_each(|node| self.nodes.leave_out(node));
+        }
     }
 }
 
@@ -271,6 +276,7 @@ impl<'a> Round<'a> {
         }
         self.errands.push(self.core.ask(self.attempt, door, proposal, self.wait));
         let mut look_elsewhere = self.began + self.attempt.claim.ttl;
+        let mut stuck = None;
         let watched = self.core.nodes.watch_over(door);
         let answer = loop {
             tokio::select! {
@@ -281,11 +287,15 @@ impl<'a> Round<'a> {
                     break Err(failed(what, true));
                 }
                 () = self.core.clock.sleep_until(look_elsewhere) => {
-                    look_elsewhere = self.core.clock.now() + self.attempt.claim.ttl;
-                    if self.core.is_free_elsewhere(&self.attempt.claim.name, door).await {
-                        // Something is stuck at the door that is not a lock of the quorum.
+                    let Claim { name, ttl, .. } = &self.attempt.claim;
+                    let seen = self.core.stuck_at(name, door).await;
+                    let before = std::mem::replace(&mut stuck, seen);
+                    if stuck.is_some() && stuck == before {
                         return self.past_the_door(proposal).await;
                     }
+                    // Or it is just being handed over: then the door looks different soon.
+                    let pause = if stuck.is_some() { self.core.patience(*ttl) } else { *ttl };
+                    look_elsewhere = self.core.clock.now() + pause;
                 }
             }
         };
@@ -405,7 +415,13 @@ impl<'a> Round<'a> {
         let ttl = self.attempt.claim.ttl;
         match self.wait {
             Wait::No => now + (now.since(self.began) * 4).max(LEAST_PATIENCE).min(ttl / 6),
-            wait => wait.deadline().min(now + ttl / 3),
+            wait => {
+                let at_the_door = match self.attempt.state().at(self.door) {
+                    At::Granted(grant) => grant.valid_until,
+                    _ => Moment::NEVER,
+                };
+                wait.deadline().min(now + ttl / 3).min(at_the_door)
+            }
         }
     }
 

@@ -176,11 +176,12 @@ impl Core {
 
     /// Nodes that do not have the lock are asked for it again, by its very token: else the quorum
     /// would wear away. One that kept its fence answers one more, and counts too; any other value
-    /// may hide somebody else's newer token.
+    /// may hide somebody else's newer token. One that is still being asked as well: whoever waits
+    /// for its answer may rest, as its runtime does.
     fn sow_again(self: &Arc<Self>, attempt: &Arc<Attempt>, token: Token) {
         let missing = {
             let state = attempt.state();
-            state.those(|at| matches!(at, At::Nothing | At::Refused | At::Unknown))
+            state.those(|at| !matches!(at, At::Granted(_)))
         };
         for node in missing.into_iter().filter(|node| !self.nodes.all[*node].is_out()) {
             let (core, attempt) = (self.clone(), attempt.clone());
@@ -403,24 +404,34 @@ impl Core {
         let (attempt, token) = self.holding(claim, grant).ok_or_else(lost)?;
         let granted: Vec<_> = {
             let state = attempt.state();
-            state.granted().map(|(node, grant)| (node, grant.clone())).collect()
+            let well = |node: &usize| !self.nodes.all[*node].is_out();
+            let granted = state.granted().filter(|(node, _)| well(node));
+            granted.map(|(node, grant)| (node, grant.clone())).collect()
         };
+        let mut silent: Vec<usize> = granted.iter().map(|(node, _)| *node).collect();
         let mut answers: FuturesUnordered<_> = granted
             .into_iter()
             .map(|(node, grant)| {
                 let (engine, attempt) = (self.nodes.all[node].engine.clone(), attempt.clone());
                 let to = to.clone();
-                async move { engine.amend(&attempt.claim, &grant, to).await }
+                async move { (node, engine.amend(&attempt.claim, &grant, to).await) }
             })
             .collect();
-        let limit = self.clock.now() + self.patience(claim.ttl);
+        let began = self.clock.now();
         let (mut yes, mut gone) = (0, 0);
         loop {
-            let next = self.clock.before(limit, answers.next()).await;
-            let Some(answer) = next.flatten() else { break };
+            let enough = yes >= self.nodes.quorum;
+            let patience = match enough {
+                true => self.node_timeout(claim.ttl),
+                false => self.patience(claim.ttl),
+            };
+            let next = self.clock.before(began + patience, answers.next()).await;
+            let Some((node, answer)) = next.flatten() else { break };
+            silent.retain(|other| *other != node);
             yes += usize::from(answer.is_ok());
             gone += usize::from(matches!(answer, Err(Error::Lost { .. })));
         }
+        silent.into_iter().for_each(|node| self.nodes.leave_out(node));
         match () {
             () if yes >= self.nodes.quorum => Ok(attempt.grant(token, self.nodes.quorum)),
             () if gone > self.nodes.all.len() - self.nodes.quorum => Err(lost()),

@@ -19,10 +19,10 @@ use crate::error::{Error, Result};
 /// How often a node that was left out is asked whether it is back.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// It is back when it has answered within this time, so often in a row: one that is only slow would
-/// cost its time again and again.
+/// cost its time again and again. Where nodes may take longer to answer, it may take as long.
 const QUICK: Duration = Duration::from_millis(200);
 const QUICK_IN_A_ROW: u32 = 2;
-/// How often the node where somebody queues is asked how it is, and how long it may take.
+/// How often the node where somebody queues is asked how it is, and how long it may take; likewise.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const SILENT: Duration = Duration::from_millis(500);
 /// How long a node that was left out may take to tell how it is. Longer than the patience of
@@ -81,6 +81,8 @@ impl Drop for Watching {
 pub(super) struct Nodes {
     pub(super) all: Vec<Arc<Node>>,
     pub(super) quorum: usize,
+    /// How long a node may take to answer, if that was set.
+    timeout: Duration,
     clock: Clock,
     /// Where everything goes on that nobody waits for.
     pub(super) home: Handle,
@@ -89,11 +91,16 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    pub(super) fn new(engines: Vec<Arc<dyn Engine>>, clock: Clock) -> Self {
+    pub(super) fn new(
+        engines: Vec<Arc<dyn Engine>>,
+        timeout: Option<Duration>,
+        clock: Clock,
+    ) -> Self {
         let runs = std::sync::Mutex::new(vec![None; engines.len()]);
         let quorum = engines.len() / 2 + 1;
         let all = engines.into_iter().map(|engine| Arc::new(Node::new(engine))).collect();
-        Self { all, quorum, clock, home: Handle::current(), runs }
+        let timeout = timeout.unwrap_or_default();
+        Self { all, quorum, timeout, clock, home: Handle::current(), runs }
     }
 
     /// The nodes that are worth asking.
@@ -142,7 +149,7 @@ impl Nodes {
             let asked = self.clock.now();
             match self.look_at(node).await {
                 Ok(_) if self.well().len() < self.quorum => break,
-                Ok(_) if self.clock.now().since(asked) <= QUICK => quick += 1,
+                Ok(_) if self.clock.now().since(asked) <= QUICK.max(self.timeout) => quick += 1,
                 Ok(_) => quick = 0,
                 Err(Error::Closed) => return,
                 Err(error) => {
@@ -190,7 +197,8 @@ impl Nodes {
         let one = &self.all[node];
         loop {
             while one.watchers.load(Ordering::Acquire) > 0 {
-                match self.clock.before(self.clock.now() + SILENT, self.look_at(node)).await {
+                let limit = self.clock.now() + SILENT.max(self.timeout);
+                match self.clock.before(limit, self.look_at(node)).await {
                     Some(Ok(_)) => {}
                     Some(Err(Error::Closed)) => return,
                     _ => self.leave_out(node),

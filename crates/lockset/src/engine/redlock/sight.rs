@@ -17,9 +17,13 @@ use crate::engine::watch::watch_states;
 use crate::engine::{ClaimId, Engine, Holder, LockState, Scope, Waiter};
 use crate::error::Result;
 use crate::name::{Name, Prefix};
+use crate::token::Token;
 
 /// The pause after a node could not be watched.
 const WATCH_AGAIN: Duration = Duration::from_millis(200);
+
+/// The holders of a name at one node.
+pub(super) type Stuck = Vec<(Option<ClaimId>, Option<Token>)>;
 
 impl Core {
     /// Asks every node that is worth asking; a quorum must answer.
@@ -83,6 +87,13 @@ impl Core {
         let unheard = self.nodes.all.len() - states.len();
         let own = self.own_holder(name, &states, unheard);
         let mut state = merged(name.clone(), states, self.nodes.quorum);
+        for holder in &mut state.holders {
+            // Nodes that were sown again may say one more.
+            let attempt = holder.claim.and_then(|claim| self.attempt_of(claim));
+            if let Some(Fate::Held(token)) = attempt.map(|attempt| attempt.state().fate()) {
+                holder.token = Some(token);
+            }
+        }
         state.holders.extend(own);
         Ok(state)
     }
@@ -127,8 +138,20 @@ impl Core {
         Ok(merged.collect())
     }
 
+    /// What a node says about who holds a name, if a quorum without it knows neither holders nor
+    /// waiters: unless it is just being handed over, that is not a lock of the quorum.
+    pub(super) async fn stuck_at(self: &Arc<Self>, name: &Name, node: usize) -> Option<Stuck> {
+        if !self.is_free_elsewhere(name, node).await {
+            return None;
+        }
+        let limit = self.clock.now() + self.node_timeout(self.options.max_ttl);
+        let looking = self.nodes.all[node].engine.inspect(name);
+        let state = self.clock.before(limit, looking).await?.ok()?;
+        Some(state.holders.iter().map(|holder| (holder.claim, holder.token)).collect())
+    }
+
     /// Whether a quorum without this node knows neither holders nor waiters of a name.
-    pub(super) async fn is_free_elsewhere(self: &Arc<Self>, name: &Name, but: usize) -> bool {
+    async fn is_free_elsewhere(self: &Arc<Self>, name: &Name, but: usize) -> bool {
         let mut others = self.nodes.well();
         others.retain(|node| *node != but);
         let states = self.at(others, |engine| {
