@@ -135,7 +135,7 @@ impl Guardian {
         while let Some(frame) = self.inbox.next() {
             match Order::decode(&frame)? {
                 Order::Start(start) => self.start(&start)?,
-                Order::Lease { term_at, kill_at } => self.lease = Some(Lease { term_at, kill_at }),
+                Order::Lease { term_at, kill_at } => self.note_lease(Lease { term_at, kill_at }),
                 Order::Signal(signal) => self.signal(signal),
                 Order::Resume { foreground } => self.resume(foreground),
                 Order::KillAll => self.kill_all_and_report()?,
@@ -143,6 +143,14 @@ impl Guardian {
             }
         }
         Ok(None)
+    }
+
+    fn note_lease(&mut self, lease: Lease) {
+        // It was renewed after all: whoever outlived the last warning gets another one.
+        if let Some(job) = &mut self.job {
+            job.warned &= lease.term_at <= sys::now();
+        }
+        self.lease = Some(lease);
     }
 
     fn start(&mut self, start: &Start) -> io::Result<()> {

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use rustix::process::WaitOptions;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -51,7 +51,8 @@ impl Prepared {
         let failed = |error| Failure::own(format!("cannot listen to the guardian: {error}"));
         let stream = attach(self.link).map_err(failed)?;
         let signals = Signals(attach(self.signals).map_err(failed)?);
-        Ok((Link { stream, inbox: Inbox::default(), older: self.older }, signals))
+        let guardian = Pid::from_raw(self.guardian as i32);
+        Ok((Link { stream, inbox: Inbox::default(), guardian, older: self.older }, signals))
     }
 }
 
@@ -75,6 +76,7 @@ fn start_guardian(theirs: &StdStream) -> io::Result<u32> {
 pub(crate) struct Link {
     stream: UnixStream,
     inbox: Inbox,
+    guardian: Option<Pid>,
     older: Vec<i32>,
 }
 
@@ -95,6 +97,13 @@ impl Link {
                 Ok(0) | Err(_) => return None,
                 Ok(count) => self.inbox.push(&bytes[..count]),
             }
+        }
+    }
+
+    /// Continues the guardian, if it was stopped.
+    pub(crate) fn wake_guardian(&self) {
+        if let Some(guardian) = self.guardian {
+            let _ = kill_process(guardian, Signal::CONT);
         }
     }
 

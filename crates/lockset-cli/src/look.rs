@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::args::{BreakArgs, ListArgs, ShowArgs};
 use crate::home::Home;
-use crate::output::{self, Failure, Paint, print, print_json};
+use crate::output::{self, Failure, Paint, complain, print, print_json};
 
 pub(crate) async fn list(args: &ListArgs, home: &Home) -> Result<(), Failure> {
     let locks = home.builder().connect().await?;
@@ -33,8 +33,18 @@ pub(crate) async fn show(args: &ShowArgs, home: &Home) -> Result<(), Failure> {
 pub(crate) async fn watch(args: &ListArgs, home: &Home) -> Result<(), Failure> {
     let locks = home.builder().connect().await?;
     let mut changes = locks.watch(&args.prefix)?;
+    let mut is_deaf = false;
     while let Some(state) = changes.next().await {
-        let state = state?;
+        let state = match state {
+            Err(error) if error.is_retryable() => {
+                if !std::mem::replace(&mut is_deaf, true) {
+                    complain(format_args!("{error}; watching goes on"));
+                }
+                continue;
+            }
+            state => state?,
+        };
+        is_deaf = false;
         if args.json {
             print_json(&state)?;
         } else {

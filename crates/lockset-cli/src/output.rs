@@ -22,13 +22,15 @@ pub(crate) mod code {
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
+    /// It may pass by itself.
+    pub(crate) is_retryable: bool,
     message: String,
     hint: Option<String>,
 }
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), hint: None }
+        Self { code, is_retryable: false, message: message.into(), hint: None }
     }
 
     pub(crate) fn own(message: impl Into<String>) -> Self {
@@ -59,7 +61,8 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let failure = Failure::new(code_of(&error), with_sources(&error));
+        let mut failure = Failure::new(code_of(&error), with_sources(&error));
+        failure.is_retryable = error.is_retryable();
         match hint_for(&error) {
             Some(hint) => failure.hint(hint),
             None => failure,
@@ -206,12 +209,12 @@ pub(crate) fn table(states: &[LockState], paint: Paint) -> String {
 fn row(state: &LockState, holder: &Holder, waiting: &str) -> [String; 7] {
     [
         state.name.to_string(),
-        by(holder).to_owned(),
+        harmless(by(holder)),
         holder.mode.to_string(),
         holder.token.map_or_else(|| "-".into(), |token| token.to_string()),
         brief(holder.left) + if holder.revoked { " (last)" } else { "" },
         waiting.to_owned(),
-        holder.note.text.to_string(),
+        harmless(&holder.note.text),
     ]
 }
 
@@ -280,7 +283,16 @@ fn by(holder: &Holder) -> &str {
 
 fn who(by: &str, note: &str) -> String {
     let by = if by.is_empty() { "somebody" } else { by };
-    if note.is_empty() { by.to_owned() } else { format!("{by} ({note})") }
+    harmless(&if note.is_empty() { by.to_owned() } else { format!("{by} ({note})") })
+}
+
+/// What somebody else wrote, without what would move the cursor, colour or reorder the screen.
+fn harmless(text: &str) -> String {
+    let reorders = |c| {
+        let marks = ['\u{200e}', '\u{200f}'].contains(&c);
+        marks || ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c)
+    };
+    text.chars().map(|c| if c.is_control() || reorders(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// A span for people: as exact as is of use.
@@ -295,6 +307,12 @@ pub(crate) fn brief(span: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_write_does_not_move_the_cursor() {
+        assert_eq!(who("7@ho\x1b[2Jst", "a\nb"), "7@ho\u{fffd}[2Jst (a\u{fffd}b)");
+        assert_eq!(harmless("grün \u{202e}x"), "grün \u{fffd}x");
+    }
 
     #[test]
     fn spans_are_brief() {

@@ -21,6 +21,9 @@ use crate::wire::Order;
 /// The longest time that is given to cleaning up on the way out.
 const FAREWELL: Duration = Duration::from_secs(5);
 
+/// The pauses before a campaign that failed begins again.
+const CAMPAIGN_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
 /// The lease, unless told otherwise.
 const USUAL_TTL: Duration = Duration::from_secs(30);
 
@@ -35,7 +38,11 @@ pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Fail
             Err(failure) => Err(failure),
         };
         session.close().await;
-        outcome.map(|run| run.code)
+        let outcome = outcome?;
+        if let Some(signal) = outcome.interrupted {
+            sys::interrupt_job(signal);
+        }
+        Ok(outcome.code)
     })
 }
 
@@ -45,7 +52,7 @@ pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, 
     crate::runtime()?.block_on(async {
         let mut session = Session::open(prepared, home, &args.job).await?;
         let outcome = match session.check_grace(&args.job) {
-            Ok(()) => campaign_again_and_again(&mut session, args, verbose).await,
+            Ok(()) => campaign_again_and_again(&mut session, args, home, verbose).await,
             Err(failure) => Err(failure),
         };
         session.close().await;
@@ -56,19 +63,34 @@ pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, 
 async fn campaign_again_and_again(
     session: &mut Session,
     args: &ElectArgs,
+    home: &Home,
     verbose: bool,
 ) -> Result<u8, Failure> {
     let wish = Wish { election: true, ..wish(ModeArgs::default(), &args.patience, &args.job) };
     session.announce = Some(if args.json { Announce::Json } else { Announce::Text });
+    let forever = !args.once && !args.patience.no_wait && args.patience.wait.is_none();
+    let mut pause = CAMPAIGN_AGAIN.0;
     loop {
         let began = sys::now();
-        let outcome = session.once(&args.name, &wish, &args.job, verbose).await?;
+        let outcome = match session.once(&args.name, &wish, &args.job, verbose).await {
+            // An outage is no reason to leave the field to the others for good.
+            Err(failure) if forever && failure.is_retryable => {
+                failure.print(|text| home.redact(text));
+                if let Err(signal) = session.unless_ended(tokio::time::sleep(pause)).await? {
+                    return Ok(128 + signal);
+                }
+                pause = (pause * 2).min(CAMPAIGN_AGAIN.1);
+                continue;
+            }
+            outcome => outcome?,
+        };
+        pause = CAMPAIGN_AGAIN.0;
         if args.once || outcome.asked_to_end || outcome.never_ran {
             return Ok(outcome.code);
         }
         // A command that fails at once must neither spin nor keep others from their turn.
-        let pause = Duration::from_secs(1).saturating_sub(sys::now() - began);
-        if let Err(signal) = session.unless_ended(tokio::time::sleep(pause)).await? {
+        let rest = Duration::from_secs(1).saturating_sub(sys::now() - began);
+        if let Err(signal) = session.unless_ended(tokio::time::sleep(rest)).await? {
             return Ok(128 + signal);
         }
     }
@@ -128,11 +150,13 @@ pub(crate) struct Outcome {
     /// Somebody wants lockset itself to end, not only this command.
     pub(crate) asked_to_end: bool,
     pub(crate) never_ran: bool,
+    /// Ctrl-C or Ctrl-\, which the terminal sent to the command alone.
+    pub(crate) interrupted: Option<i32>,
 }
 
 impl Outcome {
     fn ended_while_waiting(signal: u8) -> Self {
-        Self { code: 128 + signal, asked_to_end: true, never_ran: true }
+        Self { code: 128 + signal, asked_to_end: true, never_ran: true, interrupted: None }
     }
 }
 

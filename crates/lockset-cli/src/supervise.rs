@@ -44,6 +44,8 @@ pub(crate) struct Seen {
     lost: Option<LossReason>,
     guardian_gone: bool,
     asked_to_end: bool,
+    /// The command had the terminal.
+    in_front: bool,
 }
 
 /// The longest time before the end of a lease at which the command may be asked to end, and which
@@ -70,7 +72,12 @@ impl<'a> Watch<'a> {
         // before the command relies on it. If that fails, the lease is what it is.
         if self.guard.valid_for() < self.ttl / 2 {
             let _ = self.guard.confirm().await;
+            if let State::Lost(reason) = self.guard.state() {
+                self.seen.lost = Some(reason);
+                return self.seen;
+            }
         }
+        self.seen.in_front = self.session.terminal.as_ref().is_some_and(Terminal::is_for_us_alone);
         let start = self.start(job);
         // The lease first: whatever happens to lockset now, the command has a deadline.
         self.tell_lease().await;
@@ -94,7 +101,7 @@ impl<'a> Watch<'a> {
         Start {
             command: job.command.clone(),
             env: env.map(|(key, value)| (key.into(), OsString::from(value))).into(),
-            foreground: self.session.terminal.as_ref().is_some_and(Terminal::is_ours),
+            foreground: self.seen.in_front,
             sweep: (!job.leave_children).then_some(self.grace.min(LONGEST_SWEEP)),
         }
     }
@@ -115,6 +122,8 @@ impl<'a> Watch<'a> {
             reason = guard.lost(), if !is_lost => {
                 self.seen.lost = Some(reason);
                 self.session.link.order(&Order::KillAll).await;
+                // It obeys also if somebody has stopped it.
+                self.session.link.wake_guardian();
                 true
             }
             () = tokio::time::sleep(patience) => {
@@ -160,17 +169,28 @@ impl<'a> Watch<'a> {
         let order = match signal {
             libc::SIGCONT => {
                 let terminal = self.session.terminal.as_ref();
-                Order::Resume { foreground: terminal.is_some_and(Terminal::is_ours) }
+                let foreground = terminal.is_some_and(Terminal::is_ours);
+                self.seen.in_front |= foreground;
+                Order::Resume { foreground }
             }
             signal => Order::Signal(signal),
         };
         self.session.link.order(&order).await;
     }
 
-    /// The command was stopped. On a terminal lockset stops, too, so that the shell sees it; the
-    /// CONT that ends this is then forwarded like any other.
+    /// The command was stopped by the terminal. Lockset stops, too, so that the shell sees it; the
+    /// CONT that ends this is then forwarded like any other. One that wants a terminal that is ours
+    /// gets it; one that somebody stopped by hand is continued by hand.
     async fn stop_too(&mut self, signal: i32) {
         let Some(terminal) = &self.session.terminal else { return };
+        let wants_it = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
+        if wants_it && terminal.is_ours() {
+            self.seen.in_front = true;
+            return self.session.link.order(&Order::Resume { foreground: true }).await;
+        }
+        if !wants_it && signal != libc::SIGTSTP {
+            return;
+        }
         terminal.take_back(self.seen.group);
         let stopped = sys::stop(sys::Stop::Job).unwrap_or(false);
         if !stopped && signal == libc::SIGTSTP {
@@ -193,7 +213,9 @@ impl<'a> Watch<'a> {
 fn deadlines(left: Duration, ttl: Duration, grace: Duration) -> (Duration, Duration) {
     let margin = (ttl / 20).max(Duration::from_millis(250)).min(ttl / 2);
     let kill = left.saturating_sub(margin);
-    (left.saturating_sub(grace).min(kill), kill)
+    // However short the grace: TERM comes before KILL, and not at the same time.
+    let least = grace.min(ttl / 20);
+    (left.saturating_sub(grace).min(kill.saturating_sub(least)), kill)
 }
 
 /// When the lease is to be looked at again. It is renewed every third of the ttl, so half a ttl
@@ -219,7 +241,8 @@ impl Seen {
             _ if job.max_hold.is_some() && !self.in_doubt => LossReason::HeldLongest,
             _ => LossReason::Expired,
         };
-        Some(format!("the lock `{}` was lost: {reason}; the command was ended", guard.name()))
+        let what = if self.group.is_some() { "ended" } else { "not started" };
+        Some(format!("the lock `{}` was lost: {reason}; the command was {what}", guard.name()))
     }
 
     /// Says what there is to say, and decides the exit code.
@@ -251,10 +274,16 @@ impl Seen {
     }
 
     fn outcome(&self, code: u8) -> Outcome {
-        // Ctrl-C on a terminal reaches the command only, but is meant for both.
-        let interrupted = matches!(self.ending, Some(Ending::Signalled(signal))
-            if [libc::SIGINT, libc::SIGQUIT].contains(&signal.into()));
-        Outcome { code, asked_to_end: self.asked_to_end || interrupted, never_ran: false }
+        // Ctrl-C on a terminal reaches the command only, but is meant for the whole job.
+        let interrupted = match self.ending {
+            Some(Ending::Signalled(signal)) => Some(i32::from(signal)),
+            _ => None,
+        };
+        let interrupted = interrupted.filter(|it| [libc::SIGINT, libc::SIGQUIT].contains(it));
+        let asked_to_end = self.asked_to_end || interrupted.is_some();
+        let from_terminal = self.in_front && !self.asked_to_end;
+        let interrupted = interrupted.filter(|_| from_terminal);
+        Outcome { code, asked_to_end, never_ran: false, interrupted }
     }
 }
 

@@ -192,6 +192,15 @@ pub(crate) fn stop(whom: Stop) -> io::Result<bool> {
     Ok(CONTINUED.load(Ordering::SeqCst) != before)
 }
 
+/// Lets the rest of the job have the signal that the terminal sent to the command alone: a script
+/// around lockset is to end as if it had run the command itself. Returns if we survive it.
+pub(crate) fn interrupt_job(signal: i32) {
+    let Some(named) = Signal::from_named_raw(signal) else { return };
+    if handle(signal, libc::SIG_DFL).is_ok() {
+        let _ = rustix::process::kill_current_process_group(named);
+    }
+}
+
 /// Time that goes on while the machine sleeps, the same for all processes of this machine.
 pub(crate) fn now() -> Duration {
     Duration::from_nanos(lockset::clock::Clock::boot().now().as_nanos())

@@ -4,14 +4,15 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
-use lockset::{Error, Guard, Lockset, Terms, Ticket};
+use lockset::{Error, Guard, Lockset, State, Terms, Ticket, Token};
 use serde_json::json;
 
 use crate::args::{AcquireArgs, TicketArgs};
 use crate::home::Home;
 use crate::link::Signals;
-use crate::output::{Failure, brief, complain, print, print_json};
+use crate::output::{Failure, brief, code, complain, print, print_json};
 use crate::take::{Wish, take};
 
 pub(crate) async fn acquire(args: &AcquireArgs, home: &Home, verbose: bool) -> Result<(), Failure> {
@@ -21,7 +22,28 @@ pub(crate) async fn acquire(args: &AcquireArgs, home: &Home, verbose: bool) -> R
     if outcome.is_err() {
         file.remove();
     }
-    outcome
+    // The ticket is written: whatever happens to what is said about it, the lock is held by it.
+    match (outcome?, args.json) {
+        (_, _) if file.is_stdout() => Ok(()),
+        (held, true) => print_json(&json!({
+            "name": args.name,
+            "token": held.token,
+            "ttl_ms": held.ttl.as_millis() as u64,
+        })),
+        (held, false) => print(format_args!(
+            "{} is held for {}, token {}, ticket {}\n",
+            args.name,
+            humantime::format_duration(args.ttl),
+            held.token,
+            args.ticket.display(),
+        )),
+    }
+}
+
+/// A lock whose ticket is written.
+struct Held {
+    token: Token,
+    ttl: Duration,
 }
 
 async fn acquire_unless_ended(
@@ -29,7 +51,7 @@ async fn acquire_unless_ended(
     args: &AcquireArgs,
     home: &Home,
     verbose: bool,
-) -> Result<(), Failure> {
+) -> Result<Held, Failure> {
     let mut signals = Signals::that_end()?;
     let locks = home.builder().connect().await?;
     let outcome = tokio::select! {
@@ -47,7 +69,7 @@ async fn acquire_into(
     args: &AcquireArgs,
     locks: &Lockset,
     verbose: bool,
-) -> Result<(), Failure> {
+) -> Result<Held, Failure> {
     let terms = Terms::default().ttl(args.ttl).detachable();
     let wish = Wish {
         mode: args.mode,
@@ -56,38 +78,32 @@ async fn acquire_into(
         patience: &args.patience,
     };
     let guard = take(locks, &args.name, &wish, verbose).await?;
-    let facts = json!({
-        "name": guard.name(),
-        "token": guard.token(),
-        "ttl_ms": guard.ttl().as_millis() as u64,
-    });
-    let token = guard.token();
+    let held = Held { token: guard.token(), ttl: guard.ttl() };
     let ticket = guard.detach().await?;
-    if let Err(error) = file.write(&ticket.to_string()) {
+    if let Err(mut error) = file.write(&ticket.to_string()) {
         // Nobody could ever release it: take it back, and give it up.
         if let Ok(guard) = locks.attach(&ticket).await {
             let _ = guard.release().await;
         }
+        // A reader that went away did not get what it wanted here.
+        error.code = code::OWN_ERROR;
         return Err(error);
     }
-    match (file.is_stdout(), args.json) {
-        (true, _) => Ok(()),
-        (false, true) => print_json(&facts),
-        (false, false) => print(format_args!(
-            "{} is held for {}, token {token}, ticket {}\n",
-            args.name,
-            humantime::format_duration(args.ttl),
-            args.ticket.display(),
-        )),
-    }
+    Ok(held)
 }
 
 pub(crate) async fn renew(args: &TicketArgs, home: &Home) -> Result<(), Failure> {
     let (locks, guard) = attach(args, home).await?;
     guard.confirm().await?;
     let (name, token, left) = (guard.name().clone(), guard.token(), guard.valid_for());
+    let is_renewed = guard.state() == State::Held;
     guard.detach().await?;
     locks.close().await?;
+    if !is_renewed {
+        let left = brief(left);
+        let what = format!("`{name}` was asked back: its lease is its last, and ends in {left}");
+        return Err(Failure::new(code::LOST, what).hint("`lockset release` gives it back before"));
+    }
     if args.json {
         let left = left.as_millis() as u64;
         return print_json(&json!({ "name": name, "token": token, "left_ms": left }));

@@ -309,7 +309,8 @@ async fn closing_gives_back_although_a_party_rests_at_a_barrier() {
     assert!(futures_util::poll!(resting.as_mut()).is_pending());
     let _guard = locks.mutex("m").unwrap().lock().await.unwrap();
     let began = tokio::time::Instant::now();
-    locks.close().await.unwrap();
+    let told = locks.close().await.unwrap_err().to_string();
+    assert!(told.contains("barrier"), "its party stays counted: {told}");
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     let stranger = another(&engine);
     assert!(stranger.mutex("m").unwrap().try_lock().await.unwrap().is_some());

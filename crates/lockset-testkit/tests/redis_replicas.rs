@@ -195,7 +195,7 @@ async fn readers_and_permits_are_waited_for_too() {
 async fn many_that_wait_for_a_replica_share_few_connections() {
     let at = Scene::new().await;
     let locks = client(&format!("{}?replicas=1", at.servers.url()), TTL).await;
-    let names: Vec<String> = (0..500).map(|n| format!("n{n}")).collect();
+    let names: Vec<String> = (0..200).map(|n| format!("n{n}")).collect();
     let opened = || {
         let opened = at.master().info(&["INFO", "stats"], "total_connections_received");
         opened.unwrap().parse::<u64>().unwrap()

@@ -127,6 +127,18 @@ async fn a_right_that_is_taken_away_costs_its_own_lock_only() {
     assert!(guards.iter().all(|guard| guard.state() == State::Held));
 }
 
+/// Told by the script for one claim, not for the whole request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_who_may_not_show_that_it_lives_is_told() {
+    let (server, url) = guarded();
+    let holder = client(&server.url(), Duration::from_secs(60)).await;
+    let _kept = lock(&holder, "n").await;
+    let waiting = waiter(&client(&url, TTL).await, "n").await;
+    change(&server, &["-hset"]);
+    let refused = within(TTL, "an error", waiting).await.unwrap().unwrap_err();
+    assert_told(&refused, &["check user, password and ACL rules"], false);
+}
+
 /// The holder stays, so nothing else would ever wake it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_whose_right_is_taken_away_is_told_and_the_others_wait_on() {

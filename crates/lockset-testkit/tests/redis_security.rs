@@ -255,7 +255,8 @@ async fn no_name_leaves_its_prefix_or_meets_another() {
     }
     let keys = server.ask(&["KEYS", "*"]);
     for key in keys.lines() {
-        let beside = key.starts_with("{a:") || (key.starts_with('{') && key.contains("}:a:"));
+        let beside = ["{a:", "{}a:"].iter().any(|begin| key.starts_with(begin))
+            || (key.starts_with('{') && key.contains("}:a:"));
         assert!(key.starts_with("a:") || beside, "{key} left its prefix");
     }
     for channel in server.ask(&["PUBSUB", "CHANNELS"]).lines() {
@@ -279,6 +280,22 @@ async fn no_name_leaves_its_prefix_or_meets_another() {
         next.release().await.unwrap();
     }
     assert_eq!(names(&ours, "").await, Vec::<String>::new());
+}
+
+/// Latches are found wherever their names put them.
+#[tokio::test(flavor = "multi_thread")]
+async fn latches_with_odd_names_are_listed() {
+    let server = RedisServer::start();
+    let ours = client_of(&server, "a:").await;
+    let odd = ["{", "}", "{}", "{l}", "l", "l}", "}{"];
+    for name in odd {
+        ours.latch(name, 2).unwrap().count_down().await.unwrap();
+    }
+    let mut listed = names(&ours, "").await;
+    listed.sort();
+    let mut expected = odd.map(str::to_owned).to_vec();
+    expected.sort();
+    assert_eq!(listed, expected);
 }
 
 async fn names(locks: &Lockset, prefix: &str) -> Vec<String> {

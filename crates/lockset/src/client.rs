@@ -237,9 +237,7 @@ async fn give_everything_back(client: &Arc<Client>) -> Option<String> {
             client.left.notified().await;
         }
     };
-    if tokio::time::timeout(LEAVE_WITHIN, all_left).await.is_err() {
-        tracing::debug!("a visitor does not leave; its future may rest");
-    }
+    let rests = tokio::time::timeout(LEAVE_WITHIN, all_left).await.is_err();
     client.withdraw_what_is_under_way();
     let releases = client.keeper.holds().into_iter().map(release_soon);
     let outcomes = futures_util::future::join_all(releases).await;
@@ -247,10 +245,11 @@ async fn give_everything_back(client: &Arc<Client>) -> Option<String> {
     client.withdraw_what_is_under_way();
     client.keeper.finish().await;
     // A lock that was lost before needs no release.
-    outcomes.into_iter().find_map(|outcome| match outcome {
+    let failed = outcomes.into_iter().find_map(|outcome| match outcome {
         Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }) => None,
         Err(error) => Some(error.to_string()),
-    })
+    });
+    failed.or_else(|| rests.then(|| "a future that waits at a barrier was not polled".to_owned()))
 }
 
 /// Something that closing must let end first, until this is dropped.

@@ -103,6 +103,11 @@ impl Guard {
         Self { hold, spent: false }
     }
 
+    /// An operator wants the lock back, so its lease is the last.
+    pub(crate) fn asked_back(&self) {
+        self.hold.refused(LossReason::Revoked);
+    }
+
     /// The fencing token of this hold: greater than that of every earlier grant of this name.
     pub fn token(&self) -> Token {
         self.hold.token

@@ -175,7 +175,9 @@ impl Lockset {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the ticket is for another engine or another home,
-    /// [`Error::Lost`] if the lock is no longer held, [`Error::Unreachable`] without an answer.
+    /// [`Error::Lost`] if the lock is no longer held, [`Error::Unreachable`] without an answer. A
+    /// lock that was asked back is still held, [`State::Uncertain`](crate::State::Uncertain), until
+    /// its lease ends.
     ///
     /// # Cancel safety
     /// Cancel safe: the lock stays as it was.
@@ -285,7 +287,11 @@ impl Lockset {
     pub async fn force_release(&self, name: &str, how: Break) -> Result<Vec<Holder>> {
         let name = self.name(name)?;
         self.client.check_usable()?;
-        self.client.engine.force_release(&name, how).await
+        let mut broken = self.client.engine.force_release(&name, how).await?;
+        for holder in &mut broken {
+            holder.token = holder.token.map(|token| self.client.shown(token));
+        }
+        Ok(broken)
     }
 
     /// Releases everything this client holds, finishes what runs in the background, and ends the

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::client::Client;
 use crate::engine::{Claim, Grant};
-use crate::error::{Error, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::guard::Guard;
 use crate::name::Name;
 use crate::terms::Checked;
@@ -66,11 +66,16 @@ impl Ticket {
         };
         let sent = client.clock.now();
         let grant = Grant { token: self.token, valid_until: sent, key: self.key.clone() };
-        let grant = match self.claim.fixed {
+        let renewed = match self.claim.fixed {
             false => client.engine.renew(&[(&self.claim, &grant)]).await.pop(),
-            true => Some(client.lease_of(&self.claim, &grant).await),
+            true => None,
         };
-        let grant = grant.unwrap_or_else(|| Err(Error::NotHeld { name: self.name().clone() }))?;
+        // A lock that was asked back is held until its lease ends, and can be given back.
+        let is_last = matches!(renewed, Some(Err(Error::Lost { reason: LossReason::Revoked, .. })));
+        let grant = match renewed {
+            Some(renewed) if !is_last => renewed?,
+            _ => client.lease_of(&self.claim, &grant).await?,
+        };
         let terms = Checked {
             ttl: self.claim.ttl,
             fixed: self.claim.fixed,
@@ -80,6 +85,9 @@ impl Ticket {
             replicas: None,
         };
         let guard = Guard::new(client.clone(), claim, grant, &terms, None, sent);
+        if is_last {
+            guard.asked_back();
+        }
         client.check_usable().map(|()| guard)
     }
 

@@ -1,5 +1,7 @@
 //! `lockset elect`.
 
+use std::time::Duration;
+
 use rustix::process::Signal;
 
 use crate::common::{Home, Running, code, stderr, until};
@@ -33,4 +35,22 @@ fn a_signal_ends_a_campaign() {
     running.signal(Signal::INT);
     assert_eq!(code(&running.wait()), 128 + 2);
     assert_eq!(home.waiters("boss"), 0);
+}
+
+/// The engine does not answer for longer than the office lasts, and than a campaign asks.
+#[test]
+fn an_outage_ends_an_office_and_no_campaign() {
+    let home = Home::new();
+    let script = "echo $LOCKSET_TOKEN >>log; exec sleep 1000";
+    let args = ["elect", "--ttl", "1s", "boss", "--", "sh", "-c", script];
+    let running = Running::spawn(&mut home.lockset(&args));
+    until("it leads", || home.text("log").lines().count() == 1);
+    let blocked = home.block();
+    std::thread::sleep(Duration::from_secs(13));
+    drop(blocked);
+    until("it leads again", || home.text("log").lines().count() == 2);
+    running.signal(Signal::TERM);
+    let output = running.wait();
+    assert_eq!(code(&output), 128 + 15, "{output:?}");
+    assert!(stderr(&output).contains("try again"), "{}", stderr(&output));
 }

@@ -56,6 +56,7 @@ everywhere! {
     readers_share_and_permits_are_counted,
     the_command_is_told_about_its_lock,
     a_ticket_keeps_renews_and_releases_a_lock,
+    a_lock_that_was_asked_back_can_be_given_back,
     a_lock_lives_no_longer_than_its_lease,
     a_signal_while_waiting_leaves_neither_ticket_nor_claim,
     a_free_lock_is_said_to_be_free,
@@ -177,6 +178,18 @@ fn a_ticket_keeps_renews_and_releases_a_lock(home: &Home) {
     let output = home.lockset(&["release", "--ticket", "t"]).output().unwrap();
     assert_eq!((code(&output), stdout(&output)), (0, "x is released\n".into()), "{output:?}");
     assert_eq!(home.holders("x"), 0);
+    assert!(!home.path("t").exists());
+}
+
+fn a_lock_that_was_asked_back_can_be_given_back(home: &Home) {
+    let acquire = ["acquire", "x", "--ttl", "30s", "--ticket", "t"];
+    assert_eq!(code(&home.lockset(&acquire).output().unwrap()), 0);
+    assert_eq!(code(&home.lockset(&["break", "x"]).output().unwrap()), 0);
+    let renewed = home.lockset(&["renew", "--ticket", "t"]).output().unwrap();
+    assert_eq!((code(&renewed), home.holders("x")), (76, 1), "{renewed:?}");
+    assert!(stderr(&renewed).contains("asked back"), "{}", stderr(&renewed));
+    let released = home.lockset(&["release", "--ticket", "t"]).output().unwrap();
+    assert_eq!((code(&released), home.holders("x")), (0, 0), "{released:?}");
     assert!(!home.path("t").exists());
 }
 

@@ -74,3 +74,16 @@ fn a_release_that_fails_is_told_and_the_commands_code_is_kept() {
     // Its guardian is gone, and on this engine that is as good as a release.
     assert_eq!(code(&home.lockset(&["run", "-w", "5s", "x", "--", "true"]).output().unwrap()), 0);
 }
+
+#[test]
+fn a_short_grace_is_a_grace() {
+    let home = Home::new();
+    let args = ["run", "--ttl", "4s", "--grace", "100ms", "x", "--", "sh", "-c", POLITE];
+    let running = Running::spawn(&mut home.lockset(&args));
+    let command = home.pid("pid");
+    let blocked = home.block();
+    until("it ends", || !is_alive(command));
+    assert_eq!(home.text("log"), "TERM\n");
+    drop(blocked);
+    assert_eq!(code(&running.wait()), 76);
+}

@@ -125,3 +125,15 @@ fn a_command_stopped_where_there_is_no_terminal_stays_stopped_until_it_is_contin
     rustix::process::kill_process(pid, Signal::CONT).unwrap();
     assert_eq!(code(&running.wait()), 8);
 }
+
+#[test]
+fn a_stopped_guardian_does_not_let_the_command_outlive_its_lock() {
+    let home = Home::new();
+    let script = "echo $$ >pid; exec sleep 1000";
+    let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", script]));
+    let command = home.pid("pid");
+    rustix::process::kill_process(running.guardian(), Signal::STOP).unwrap();
+    assert_eq!(code(&home.lockset(&["break", "x", "--now"]).output().unwrap()), 0);
+    assert_eq!(code(&running.wait()), 76);
+    assert!(!is_alive(command));
+}

@@ -256,3 +256,57 @@ fn colour_is_for_terminals_without_no_color() {
     let mut terminal = Terminal::script(&home, "NO_COLOR=1 lockset show x; echo done");
     assert!(!terminal.expect("done").contains('\x1b'));
 }
+
+/// A pager behind lockset has its keys from the terminal.
+#[test]
+fn in_a_pipeline_the_terminal_is_left_to_all() {
+    let home = Home::new();
+    std::fs::write(home.path("where"), FOREGROUND).unwrap();
+    let mut terminal = Terminal::script(
+        &home,
+        "lockset run x -- sh -c 'echo from the command; sleep 0.3' | \
+         (sleep 0.1; sh ./where; cat); echo done",
+    );
+    let screen = terminal.expect("done");
+    assert!(screen.contains("in-front") && screen.contains("from the command"), "{screen}");
+    // Whoever reads it gets it all the same.
+    let mut terminal = Terminal::script(
+        &home,
+        "lockset run x -- sh -c 'echo rea\"\"dy; read line </dev/tty; \
+         echo got: $line' | cat; echo done",
+    );
+    terminal.expect("ready");
+    terminal.type_in("hello\n");
+    terminal.expect("got: hello");
+    terminal.expect("done");
+}
+
+#[test]
+fn ctrl_c_ends_the_script_around_lockset() {
+    let home = Home::new();
+    let mut terminal = Terminal::script(
+        &home,
+        "lockset run x -- sh -c 'echo rea\"\"dy; exec sleep 1000'; echo still here",
+    );
+    terminal.expect("ready");
+    terminal.type_in("\x03");
+    until("the script ends", || terminal.child.try_wait().unwrap().is_some());
+    assert!(!terminal.screen.lock().unwrap().contains("still here"));
+    assert_eq!(home.holders("x"), 0);
+}
+
+#[test]
+fn a_command_that_is_stopped_by_hand_does_not_stop_lockset() {
+    let home = Home::new();
+    let script = "lockset run x -- sh -c 'echo $$ >pid; while [ ! -e end ]; do sleep 0.01; done; \
+                  exit 8'; echo code=$?";
+    let mut terminal = Terminal::script(&home, script);
+    let command = home.pid("pid");
+    rustix::process::kill_process(command, Signal::STOP).unwrap();
+    until("it is stopped", || is_stopped(command));
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(!is_stopped(parent(parent(command))), "lockset stopped, too");
+    rustix::process::kill_process(command, Signal::CONT).unwrap();
+    std::fs::write(home.path("end"), "").unwrap();
+    terminal.expect("code=8");
+}

@@ -57,3 +57,18 @@ fn tickets_that_are_none_are_refused() {
     assert_eq!(code(&output), 125, "a ticket of another home: {output:?}");
     assert_eq!(code(&home.lockset(&["renew", "--ticket", "none"]).output().unwrap()), 125);
 }
+
+/// Whatever became of the words about it, the lock is held by its ticket.
+#[test]
+fn a_ticket_that_is_written_is_kept_although_nothing_can_be_said_about_it() {
+    let home = Home::new();
+    let acquire = "lockset acquire x --ttl 1h --ticket";
+    let output = home.shell(&format!("{acquire} t >/dev/full")).output().unwrap();
+    assert_eq!((code(&output), home.holders("x")), (125, 1), "{output:?}");
+    assert_eq!(code(&home.lockset(&["release", "--ticket", "t"]).output().unwrap()), 0);
+    // A ticket that nobody got is of no use, nor is its lock.
+    let no_reader = format!("({acquire} -; echo $? >code) | true; cat code");
+    let output = home.shell(&no_reader).output().unwrap();
+    let said = stdout(&output);
+    assert!(said == "125\n" || home.holders("x") == 1, "told as done: {said}");
+}

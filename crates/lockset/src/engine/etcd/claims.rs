@@ -290,8 +290,16 @@ impl Core {
         let mut older: Vec<&KeyValue> = others.filter(|kv| kv.create_revision < at).collect();
         older.sort_unstable_by_key(|kv| kv.create_revision);
         // Whoever waits counts too: once it holds, nobody asks again who came in behind it.
-        if let Some(why) = older.iter().find_map(|kv| clash(mode_of(kv), mode)) {
-            return Standing::Clash(why);
+        let clashes = older.iter().enumerate().find(|(_, kv)| clash(mode_of(kv), mode).is_some());
+        match clashes {
+            // One of ours that waits may be about to leave, because it clashes with others.
+            Some((1.., kv)) if keys::id_of(kv, &Word::read(&kv.value)).is_some() => {
+                return Standing::Behind(all.clone());
+            }
+            Some((_, kv)) => {
+                return Standing::Clash(clash(mode_of(kv), mode).unwrap_or_default());
+            }
+            None => {}
         }
         let mut tally = Tally::default();
         older.iter().for_each(|kv| tally.add(mode_of(kv)));

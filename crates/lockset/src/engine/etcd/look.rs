@@ -258,27 +258,29 @@ async fn report(
             Some(News::Changed { key, .. }) => {
                 let name = core.layout.name_of(&key).filter(|name| scope.covers(name));
                 known.names.extend(name.clone());
-                if known.are_many() {
-                    let Some(used) = in_scope(&core, &scope, &tell).await else { return };
-                    known.renew(used);
-                }
-                name.into_iter().collect()
+                let looked = match known.are_many() {
+                    true => in_scope(&core, &scope, &tell).await.map(|used| known.renew(used)),
+                    false => Ok(()),
+                };
+                looked.map(|()| name.into_iter().collect())
             }
             // All that is there, and all that was and may have gone meanwhile.
             Some(News::Fresh) => {
-                let Some(used) = in_scope(&core, &scope, &tell).await else { return };
-                &used | &known.forget_but(used.clone())
+                let used = in_scope(&core, &scope, &tell).await;
+                used.map(|used| &used | &known.forget_but(used.clone()))
             }
-            Some(News::Refused(error)) => {
+            Some(News::Refused(error)) => Err(error),
+        };
+        let told = match changed {
+            Ok(names) => names.into_iter().all(|name| tell.send(name).is_ok()),
+            Err(error) => {
                 // Nobody may read any more.
                 let _ = refuse.send(error);
                 return;
             }
         };
-        for name in changed {
-            if tell.send(name).is_err() {
-                return;
-            }
+        if !told {
+            return;
         }
     }
 }
@@ -326,26 +328,27 @@ fn readers(core: &Core, scope: &Scope) -> (Reader, Reader) {
     (core.stand.watch(claims), core.stand.watch(cells))
 }
 
-/// The names in use; `None` if nobody listens any more.
+/// The names in use; fails if nobody listens any more, or may look.
 async fn in_scope(
     core: &Core,
     scope: &Scope,
     tell: &mpsc::UnboundedSender<Name>,
-) -> Option<BTreeSet<Name>> {
+) -> Result<BTreeSet<Name>> {
     let prefix = match scope {
-        Scope::Name(name) => return Some(BTreeSet::from([name.clone()])),
+        Scope::Name(name) => return Ok(BTreeSet::from([name.clone()])),
         Scope::Prefix(prefix) => prefix,
     };
     while !tell.is_closed() {
         match core.list(prefix).await {
-            Ok(states) => return Some(states.into_iter().map(|state| state.name).collect()),
+            Ok(states) => return Ok(states.into_iter().map(|state| state.name).collect()),
+            Err(error) if !error.is_retryable() => return Err(error),
             Err(error) => {
                 tracing::debug!(%error, "a watch could not look");
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
-    None
+    Err(Error::Closed)
 }
 
 #[cfg(test)]

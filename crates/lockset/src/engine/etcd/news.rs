@@ -4,7 +4,7 @@
 //! server looks only ten times a second. So whoever watches first waits for [`News::Fresh`], and
 //! *then* reads. After a cut every watch is fresh again, and everybody reads again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -135,6 +135,9 @@ struct Topics {
     by_keys: HashMap<Keys, Topic>,
     by_id: HashMap<i64, Keys>,
     last_id: i64,
+    /// The watches that were asked for and not answered yet, in their order; also those that nobody
+    /// wants any more.
+    unanswered: VecDeque<i64>,
 }
 
 async fn serve(link: Weak<Link>, mut orders: mpsc::UnboundedReceiver<Order>) {
@@ -196,12 +199,13 @@ async fn listen(
             answer = answers.next() => match answer {
                 Some(Ok(answer)) if answer.canceled && answer.created => {
                     let failed = link.judge_refusal(&answer.cancel_reason);
-                    match failed.what {
-                        What::Refused => topics.refuse_one(answer.watch_id, &failed),
-                        // Such as a stream whose login expired.
-                        _ => return Ended::Cut { worked },
+                    // If not, it is a stream whose login expired, perhaps.
+                    if let What::Refused = failed.what {
+                        topics.refuse_one(answer.watch_id, &failed);
+                        worked = true;
                     }
-                    None
+                    // Some servers read nothing more from a stream on which they refused something.
+                    return Ended::Cut { worked };
                 }
                 Some(Ok(answer)) => {
                     worked = true;
@@ -256,17 +260,21 @@ impl Topics {
         }
     }
 
+    /// The id of a watch that is asked for now.
     fn next_id(&mut self) -> i64 {
         self.last_id += 1;
+        self.unanswered.push_back(self.last_id);
         self.last_id
     }
 
     /// New ids for a new stream: answers to old ones mean nothing any more.
     fn begin_again(&mut self) -> Vec<WatchRequest> {
         self.by_id.clear();
+        self.unanswered.clear();
         let mut requests = Vec::with_capacity(self.by_keys.len());
         for (keys, topic) in &mut self.by_keys {
             self.last_id += 1;
+            self.unanswered.push_back(self.last_id);
             topic.id = self.last_id;
             topic.is_fresh = false;
             self.by_id.insert(topic.id, keys.clone());
@@ -276,6 +284,9 @@ impl Topics {
     }
 
     fn hand_out(&mut self, answer: WatchResponse) -> Option<WatchRequest> {
+        if answer.created {
+            self.unanswered.retain(|id| *id != answer.watch_id);
+        }
         let keys = self.by_id.get(&answer.watch_id)?.clone();
         if answer.canceled {
             return self.canceled(answer, keys);
@@ -315,10 +326,8 @@ impl Topics {
 
     /// Some servers do not say which watch they refuse; but they answer in order.
     fn refuse_one(&mut self, watch_id: i64, failed: &Failed) {
-        let unanswered =
-            self.by_keys.values().filter(|topic| !topic.is_fresh).map(|topic| topic.id);
-        let first = || unanswered.min();
-        let Some(id) = self.by_id.get(&watch_id).map(|_| watch_id).or_else(first) else { return };
+        let place = self.unanswered.iter().position(|id| *id == watch_id).unwrap_or(0);
+        let Some(id) = self.unanswered.remove(place) else { return };
         let topic = self.by_id.remove(&id).and_then(|keys| self.by_keys.remove(&keys));
         topic.into_iter().for_each(|topic| topic.refuse(failed));
     }

@@ -59,7 +59,8 @@ impl Core {
             }
             Err(error) => Err(error),
         };
-        if granted.is_ok() {
+        // Who may ask again is remembered.
+        if matches!(granted, Ok(_) | Err(Error::NotHeld { .. })) {
             self.waiters.remove(claim.id);
         }
         match granted? {
@@ -275,6 +276,9 @@ impl Core {
                 for (waiter, answer) in waiters.iter().zip(&answers) {
                     if let Err(error) = self.take_answer(waiter, sent, answer) {
                         tracing::debug!(%error, "a sign of life was answered strangely");
+                        if !error.is_retryable() {
+                            waiter.refused();
+                        }
                     }
                 }
             }
@@ -329,7 +333,8 @@ impl Core {
     /// A handed-over fixed lease is made as long as was asked for, counted from the grant.
     async fn complete(&self, claim: &Claim, grant: Grant) -> Result<Option<Grant>> {
         let first = self.waiters.leases(claim.ttl).first;
-        if !claim.fixed || claim.ttl <= first {
+        let is_whole = grant.valid_until > self.clock.now() + first;
+        if !claim.fixed || claim.ttl <= first || is_whole {
             return Ok(Some(grant));
         }
         let (more, sent) = (claim.ttl.saturating_sub(first), self.clock.now());

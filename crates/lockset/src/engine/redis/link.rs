@@ -353,12 +353,15 @@ impl Maker {
             self.until_broken(&tell).await;
             let mut pause = PAUSES.0;
             let up = loop {
-                match self.connect().await {
+                let error = match self.connect().await {
                     Ok(up) => break up,
-                    Err(error) => tell.send_replace(State::Down(Arc::new(error))),
+                    Err(error) => Arc::new(error),
                 };
+                tell.send_replace(State::Down(error.clone()));
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(PAUSES.1);
+                // A node of a cluster that has another master now is not wanted any more.
+                let is_replica = self.node.is_some() && error.to_string().contains("READONLY");
+                pause = (pause * 2).min(if is_replica { CHECK_EVERY } else { PAUSES.1 });
             };
             tell.send_replace(State::Up(Arc::new(up)));
             self.made.send_modify(|made| *made += 1);
@@ -378,7 +381,8 @@ impl Maker {
             }
             let mut connection = up.connection.clone();
             // One that became a replica closes no connection, and may have lost grants when it is a
-            // master again; then tokens must begin above the time of a new connection.
+            // master again; then tokens must begin above the time of a new connection. One that was
+            // a replica only between two looks is not noticed.
             let role = redis::cmd("ROLE");
             let answered = tokio::time::timeout(SILENT, role.query_async::<Value>(&mut connection));
             match answered.await {

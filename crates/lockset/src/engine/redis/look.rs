@@ -53,7 +53,7 @@ impl Core {
     async fn names(&self, prefix: &Prefix) -> Result<Vec<Name>> {
         let begin = format!("{}{}", escaped(&self.prefix), escaped(prefix.as_str()));
         let locks = format!("{begin}*");
-        let cells = [format!("{{{begin}*}}:cell"), format!("{{*}}:{begin}*:cell")];
+        let cells = ["{", "{*}:", "{}"].map(|before| format!("{before}{begin}*:cell"));
         let nodes = self.nodes.everyone().await;
         // All at once, for a watch asks again and again.
         let of_locks = try_join_all(nodes.iter().map(|node| scan(node, &locks, "string")));

@@ -231,7 +231,10 @@ impl Core {
         let all = futures_util::future::join_all(each);
         if self.clock.before(self.clock.now() + timeout, all).await.is_none() {
             let silent = attempt.state().those(is_something);
-            silent.into_iter().for_each(|node| self.nodes.leave_out(node));
+            // If it is most of them, it is we who were slow.
+            if self.nodes.all.len() - silent.len() >= self.nodes.quorum {
+                silent.into_iter().for_each(|node| self.nodes.leave_out(node));
+            }
         }
     }
 }

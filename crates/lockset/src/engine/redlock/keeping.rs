@@ -404,8 +404,10 @@ impl Core {
         let (attempt, token) = self.holding(claim, grant).ok_or_else(lost)?;
         let granted: Vec<_> = {
             let state = attempt.state();
-            let well = |node: &usize| !self.nodes.all[*node].is_out();
-            let granted = state.granted().filter(|(node, _)| well(node));
+            let is_well = |node: usize| !self.nodes.all[node].is_out();
+            let well = state.granted().filter(|(node, _)| is_well(*node)).count();
+            let enough = well >= self.nodes.quorum;
+            let granted = state.granted().filter(|(node, _)| !enough || is_well(*node));
             granted.map(|(node, grant)| (node, grant.clone())).collect()
         };
         let mut silent: Vec<usize> = granted.iter().map(|(node, _)| *node).collect();

@@ -86,16 +86,22 @@ impl Core {
         let states = states.await?;
         let unheard = self.nodes.all.len() - states.len();
         let own = self.own_holder(name, &states, unheard);
-        let mut state = merged(name.clone(), states, self.nodes.quorum);
+        let mut state = self.merged(name.clone(), states);
+        state.holders.extend(own);
+        Ok(state)
+    }
+
+    /// What the nodes' states of a name come to. Nodes that were sown again may say one more than
+    /// the token, which this client knows of its own locks.
+    fn merged(&self, name: Name, states: Vec<LockState>) -> LockState {
+        let mut state = merged(name, states, self.nodes.quorum);
         for holder in &mut state.holders {
-            // Nodes that were sown again may say one more.
             let attempt = holder.claim.and_then(|claim| self.attempt_of(claim));
             if let Some(Fate::Held(token)) = attempt.map(|attempt| attempt.state().fate()) {
                 holder.token = Some(token);
             }
         }
-        state.holders.extend(own);
-        Ok(state)
+        state
     }
 
     /// A lock of this client's own that too few of those who answered have, while the others may:
@@ -133,7 +139,7 @@ impl Core {
         }
         let merged = by_name
             .into_iter()
-            .map(|(name, states)| merged(name, states, self.nodes.quorum))
+            .map(|(name, states)| self.merged(name, states))
             .filter(LockState::is_used);
         Ok(merged.collect())
     }
