@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::args::{BreakArgs, ListArgs, ShowArgs};
 use crate::home::Home;
-use crate::output::{self, Failure, Paint, complain, print, print_json};
+use crate::output::{self, Failure, Paint, print, print_json};
 
 pub(crate) async fn list(args: &ListArgs, home: &Home) -> Result<(), Failure> {
     let locks = home.builder().connect().await?;
@@ -33,25 +33,26 @@ pub(crate) async fn show(args: &ShowArgs, home: &Home) -> Result<(), Failure> {
 pub(crate) async fn watch(args: &ListArgs, home: &Home) -> Result<(), Failure> {
     let locks = home.builder().connect().await?;
     let mut changes = locks.watch(&args.prefix)?;
-    let mut is_deaf = false;
+    let mut trouble: Option<Failure> = None;
     while let Some(state) = changes.next().await {
         let state = match state {
             Err(error) if error.is_retryable() => {
-                if !std::mem::replace(&mut is_deaf, true) {
-                    complain(format_args!("{error}; watching goes on"));
+                // Said once, until there is something to tell again.
+                if trouble.is_none() {
+                    trouble.insert(error.into()).print(|text| home.redact(text));
                 }
                 continue;
             }
             state => state?,
         };
-        is_deaf = false;
+        trouble = None;
         if args.json {
             print_json(&state)?;
         } else {
             print(output::line(&state, Paint::for_stdout()))?;
         }
     }
-    Err(Failure::own("the engine has nothing more to tell"))
+    Err(trouble.unwrap_or_else(|| Failure::own("the engine has nothing more to tell")))
 }
 
 pub(crate) async fn break_lock(args: &BreakArgs, home: &Home) -> Result<(), Failure> {
@@ -69,12 +70,19 @@ pub(crate) async fn break_lock(args: &BreakArgs, home: &Home) -> Result<(), Fail
         let who = output::by_with_note(holder);
         if args.now {
             print(format_args!("{name} was taken from {who} at once\n"))?;
+        } else if holder.claim.is_none() {
+            print(format_args!(
+                "{name} is held by {who}, which is not lockset and cannot be told; --now takes it\n"
+            ))?;
         } else {
             let left = output::brief(holder.left);
             print(format_args!(
                 "{name} will be taken from {who} when its lease ends, in {left}\n"
             ))?;
         }
+    }
+    if !args.now && holders.iter().all(|holder| holder.claim.is_none()) {
+        return Ok(());
     }
     print(if args.now {
         "its holder may still be at work, for as long as it takes it to notice: until then two may \

@@ -89,7 +89,7 @@ fn with_sources(error: &Error) -> String {
         }
         source = error.source();
     }
-    text.replace('\n', " ")
+    harmless(&text.replace('\n', " "))
 }
 
 fn hint_for(error: &Error) -> Option<String> {
@@ -184,7 +184,15 @@ pub(crate) fn table(states: &[LockState], paint: Paint) -> String {
         if state.holders.is_empty() {
             let blank = ["-"; 4].map(String::from);
             let [by, mode, token, left] = blank;
-            rows.push([state.name.to_string(), by, mode, token, left, waiting, String::new()]);
+            rows.push([
+                harmless(state.name.as_str()),
+                by,
+                mode,
+                token,
+                left,
+                waiting,
+                String::new(),
+            ]);
             continue;
         }
         for holder in &state.holders {
@@ -208,7 +216,7 @@ pub(crate) fn table(states: &[LockState], paint: Paint) -> String {
 
 fn row(state: &LockState, holder: &Holder, waiting: &str) -> [String; 7] {
     [
-        state.name.to_string(),
+        harmless(state.name.as_str()),
         harmless(by(holder)),
         holder.mode.to_string(),
         holder.token.map_or_else(|| "-".into(), |token| token.to_string()),
@@ -220,7 +228,7 @@ fn row(state: &LockState, holder: &Holder, waiting: &str) -> [String; 7] {
 
 /// One lock, in full.
 pub(crate) fn description(state: &LockState, paint: Paint) -> String {
-    let mut text = paint.bold(state.name.as_str());
+    let mut text = paint.bold(&harmless(state.name.as_str()));
     if state.holders.is_empty() {
         text += " is free";
         if let Some(fence) = state.fence {
@@ -251,7 +259,7 @@ pub(crate) fn description(state: &LockState, paint: Paint) -> String {
 
 /// One lock, on one line.
 pub(crate) fn line(state: &LockState, paint: Paint) -> String {
-    let mut text = paint.bold(state.name.as_str());
+    let mut text = paint.bold(&harmless(state.name.as_str()));
     text.push(' ');
     if state.holders.is_empty() {
         text += "free";

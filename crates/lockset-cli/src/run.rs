@@ -38,11 +38,7 @@ pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Fail
             Err(failure) => Err(failure),
         };
         session.close().await;
-        let outcome = outcome?;
-        if let Some(signal) = outcome.interrupted {
-            sys::interrupt_job(signal);
-        }
-        Ok(outcome.code)
+        Ok(outcome?.exit_code())
     })
 }
 
@@ -56,7 +52,7 @@ pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, 
             Err(failure) => Err(failure),
         };
         session.close().await;
-        outcome
+        Ok(outcome?.exit_code())
     })
 }
 
@@ -65,7 +61,7 @@ async fn campaign_again_and_again(
     args: &ElectArgs,
     home: &Home,
     verbose: bool,
-) -> Result<u8, Failure> {
+) -> Result<Outcome, Failure> {
     let wish = Wish { election: true, ..wish(ModeArgs::default(), &args.patience, &args.job) };
     session.announce = Some(if args.json { Announce::Json } else { Announce::Text });
     let forever = !args.once && !args.patience.no_wait && args.patience.wait.is_none();
@@ -77,7 +73,7 @@ async fn campaign_again_and_again(
             Err(failure) if forever && failure.is_retryable => {
                 failure.print(|text| home.redact(text));
                 if let Err(signal) = session.unless_ended(tokio::time::sleep(pause)).await? {
-                    return Ok(128 + signal);
+                    return Ok(Outcome::ended_while_waiting(signal));
                 }
                 pause = (pause * 2).min(CAMPAIGN_AGAIN.1);
                 continue;
@@ -86,12 +82,12 @@ async fn campaign_again_and_again(
         };
         pause = CAMPAIGN_AGAIN.0;
         if args.once || outcome.asked_to_end || outcome.never_ran {
-            return Ok(outcome.code);
+            return Ok(outcome);
         }
         // A command that fails at once must neither spin nor keep others from their turn.
         let rest = Duration::from_secs(1).saturating_sub(sys::now() - began);
         if let Err(signal) = session.unless_ended(tokio::time::sleep(rest)).await? {
-            return Ok(128 + signal);
+            return Ok(Outcome::ended_while_waiting(signal));
         }
     }
 }
@@ -150,11 +146,27 @@ pub(crate) struct Outcome {
     /// Somebody wants lockset itself to end, not only this command.
     pub(crate) asked_to_end: bool,
     pub(crate) never_ran: bool,
-    /// Ctrl-C or Ctrl-\, which the terminal sent to the command alone.
-    pub(crate) interrupted: Option<i32>,
+    pub(crate) interrupted: Option<Interrupt>,
+}
+
+/// Ctrl-C or Ctrl-\, of which the command died: lockset is to end by it as well, or the shell takes
+/// it for dealt with.
+#[derive(Clone, Copy)]
+pub(crate) struct Interrupt {
+    pub(crate) signal: i32,
+    /// The terminal sent it to the command alone.
+    pub(crate) whole_job: bool,
 }
 
 impl Outcome {
+    /// Returns only if lockset is not to end by a signal.
+    fn exit_code(self) -> u8 {
+        if let Some(Interrupt { signal, whole_job }) = self.interrupted {
+            sys::interrupt(signal, whole_job);
+        }
+        self.code
+    }
+
     fn ended_while_waiting(signal: u8) -> Self {
         Self { code: 128 + signal, asked_to_end: true, never_ran: true, interrupted: None }
     }
@@ -199,6 +211,7 @@ impl Session {
         verbose: bool,
     ) -> Result<Outcome, Failure> {
         let locks = self.locks.clone();
+        self.is_deaf = false;
         let granted = self.unless_ended(take(&locks, name, wish, verbose)).await?;
         let guard = match granted {
             Ok(granted) => granted?,

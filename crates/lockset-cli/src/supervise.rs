@@ -11,7 +11,7 @@ use rustix::process::Pid;
 
 use crate::args::JobArgs;
 use crate::output::{Failure, code, complain};
-use crate::run::{Outcome, Session, guardian_gone};
+use crate::run::{Interrupt, Outcome, Session, guardian_gone};
 use crate::sys;
 use crate::terminal::Terminal;
 use crate::wire::{Ending, Order, Report, Start};
@@ -46,7 +46,12 @@ pub(crate) struct Seen {
     asked_to_end: bool,
     /// The command had the terminal.
     in_front: bool,
+    /// The terminal's signal that lockset got itself.
+    own_interrupt: Option<i32>,
 }
+
+/// Ctrl-C and Ctrl-\, as signals.
+const INTERRUPTING: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
 /// The longest time before the end of a lease at which the command may be asked to end, and which
 /// part of the ttl that is. A third: that much is left when the next renewal is due, or the command
@@ -77,7 +82,7 @@ impl<'a> Watch<'a> {
                 return self.seen;
             }
         }
-        self.seen.in_front = self.session.terminal.as_ref().is_some_and(Terminal::is_for_us_alone);
+        self.seen.in_front = self.may_be_in_front();
         let start = self.start(job);
         // The lease first: whatever happens to lockset now, the command has a deadline.
         self.tell_lease().await;
@@ -121,9 +126,9 @@ impl<'a> Watch<'a> {
             signal = self.session.signals.next() => { self.forward(signal).await; true }
             reason = guard.lost(), if !is_lost => {
                 self.seen.lost = Some(reason);
-                self.session.link.order(&Order::KillAll).await;
                 // It obeys also if somebody has stopped it.
                 self.session.link.wake_guardian();
+                self.session.link.order(&Order::KillAll).await;
                 true
             }
             () = tokio::time::sleep(patience) => {
@@ -164,12 +169,23 @@ impl<'a> Watch<'a> {
         true
     }
 
+    /// Whether the command may have the terminal. One that had it may have it again.
+    fn may_be_in_front(&self) -> bool {
+        self.session.terminal.as_ref().is_some_and(|terminal| match self.seen.in_front {
+            true => terminal.is_ours(),
+            false => terminal.is_for_us_alone(),
+        })
+    }
+
     async fn forward(&mut self, signal: i32) {
         self.seen.asked_to_end |= sys::ENDING.contains(&signal);
+        let terminal = self.session.terminal.as_ref();
+        if INTERRUPTING.contains(&signal) && terminal.is_some_and(Terminal::is_ours) {
+            self.seen.own_interrupt = Some(signal);
+        }
         let order = match signal {
             libc::SIGCONT => {
-                let terminal = self.session.terminal.as_ref();
-                let foreground = terminal.is_some_and(Terminal::is_ours);
+                let foreground = self.may_be_in_front();
                 self.seen.in_front |= foreground;
                 Order::Resume { foreground }
             }
@@ -195,7 +211,7 @@ impl<'a> Watch<'a> {
         let stopped = sys::stop(sys::Stop::Job).unwrap_or(false);
         if !stopped && signal == libc::SIGTSTP {
             // Nobody is there who could continue us: Ctrl-Z is then of no use to anybody.
-            let foreground = terminal.is_ours();
+            let foreground = self.may_be_in_front();
             self.session.link.order(&Order::Resume { foreground }).await;
         }
     }
@@ -203,6 +219,10 @@ impl<'a> Watch<'a> {
     /// Tells the guardian until when the lock may be trusted, as known now.
     async fn tell_lease(&mut self) {
         let (term_in, kill_in) = deadlines(self.guard.valid_for(), self.ttl, self.grace);
+        if term_in.is_zero() {
+            // Now it has something to do, and somebody may have stopped it.
+            self.session.link.wake_guardian();
+        }
         let now = sys::now();
         let order = Order::Lease { term_at: now + term_in, kill_at: now + kill_in };
         self.session.link.order(&order).await;
@@ -274,15 +294,20 @@ impl Seen {
     }
 
     fn outcome(&self, code: u8) -> Outcome {
-        // Ctrl-C on a terminal reaches the command only, but is meant for the whole job.
-        let interrupted = match self.ending {
+        // Ctrl-C on a terminal reaches the command only, but is meant for the whole job. (A signal
+        // that somebody sent to the command by hand looks the same.)
+        let ended_by = match self.ending {
             Some(Ending::Signalled(signal)) => Some(i32::from(signal)),
             _ => None,
         };
-        let interrupted = interrupted.filter(|it| [libc::SIGINT, libc::SIGQUIT].contains(it));
-        let asked_to_end = self.asked_to_end || interrupted.is_some();
-        let from_terminal = self.in_front && !self.asked_to_end;
-        let interrupted = interrupted.filter(|_| from_terminal);
+        let ended_by = ended_by.filter(|signal| INTERRUPTING.contains(signal));
+        let asked_to_end = self.asked_to_end || ended_by.is_some();
+        let interrupted = ended_by.filter(|_| self.lost.is_none() && !self.ended_by_lease);
+        let interrupted = interrupted.and_then(|signal| match self.own_interrupt {
+            Some(own) => (own == signal).then_some(Interrupt { signal, whole_job: false }),
+            None => (self.in_front && !self.asked_to_end)
+                .then_some(Interrupt { signal, whole_job: true }),
+        });
         Outcome { code, asked_to_end, never_ran: false, interrupted }
     }
 }

@@ -192,12 +192,18 @@ pub(crate) fn stop(whom: Stop) -> io::Result<bool> {
     Ok(CONTINUED.load(Ordering::SeqCst) != before)
 }
 
-/// Lets the rest of the job have the signal that the terminal sent to the command alone: a script
-/// around lockset is to end as if it had run the command itself. Returns if we survive it.
-pub(crate) fn interrupt_job(signal: i32) {
+/// Ends by a signal of the terminal, without a core of our own; or lets the whole job have it that
+/// the command alone got, so that a script around lockset ends as if it had run the command itself.
+/// Returns if we survive it.
+pub(crate) fn interrupt(signal: i32, whole_job: bool) {
     let Some(named) = Signal::from_named_raw(signal) else { return };
+    let nothing = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, nothing);
     if handle(signal, libc::SIG_DFL).is_ok() {
-        let _ = rustix::process::kill_current_process_group(named);
+        let _ = match whole_job {
+            true => rustix::process::kill_current_process_group(named),
+            false => rustix::process::kill_process(rustix::process::getpid(), named),
+        };
     }
 }
 

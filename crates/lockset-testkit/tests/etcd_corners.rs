@@ -329,3 +329,37 @@ async fn an_idle_client_costs_next_to_nothing() {
     // Twice a third of a ttl a beat of some ten bytes, and our own two questions.
     assert!(idle < 500, "{idle} bytes in {:?}", TTL * 2);
 }
+
+/// Such a claim leaves as soon as it knows; until then others who use the name well must not be
+/// told of its mistake.
+#[tokio::test(flavor = "multi_thread")]
+async fn somebody_elses_mistaken_use_of_a_name_is_waited_out() {
+    let server = EtcdServers::start(1);
+    let (ours, theirs) = (client(&server).await, client(&server).await);
+    let permits = ours.semaphore("permits", 3).unwrap();
+    let permit = permits.acquire(1).await.unwrap();
+    let of_permit = server.keys("p/permits/").remove(0);
+    let value = server.ask(&["get", "--print-value-only", &of_permit]);
+    let guard = lock(&ours, "lock").await;
+    let mistaken = of_permit.replace("p/permits/", "p/lock/");
+    server.ask(&["put", &mistaken, &value]);
+    assert!(theirs.mutex("lock").unwrap().try_lock().await.unwrap().is_none());
+    let waiting = waiter(&theirs, "lock").await;
+    let of_lock = server.keys("p/lock/").into_iter().find(|key| *key != mistaken).unwrap();
+    let mutex = server.ask(&["get", "--print-value-only", &of_lock]);
+    assert!(!waiting.is_finished());
+    server.ask(&["del", &mistaken]);
+    guard.release().await.unwrap();
+    served(SOON, waiting).await.release().await.unwrap();
+    // And the other way round: a mutex where there are permits.
+    let mistaken = of_lock.replace("p/lock/", "p/permits/");
+    server.ask(&["put", &mistaken, &mutex]);
+    assert!(permits.try_acquire(1).await.unwrap().is_none());
+    let second = theirs.semaphore("permits", 3).unwrap();
+    let waiting = tokio::spawn(async move { second.acquire(1).await });
+    tokio::time::sleep(SOON / 2).await;
+    assert!(!waiting.is_finished());
+    server.ask(&["del", &mistaken]);
+    served(SOON, waiting).await.release().await.unwrap();
+    permit.release().await.unwrap();
+}

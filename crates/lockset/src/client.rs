@@ -249,7 +249,9 @@ async fn give_everything_back(client: &Arc<Client>) -> Option<String> {
         Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }) => None,
         Err(error) => Some(error.to_string()),
     });
-    failed.or_else(|| rests.then(|| "a future that waits at a barrier was not polled".to_owned()))
+    let rests =
+        rests.then_some("a party of a barrier, or a ticket's new holder, did not leave in time");
+    failed.or(rests.map(str::to_owned))
 }
 
 /// Something that closing must let end first, until this is dropped.

@@ -22,8 +22,8 @@
 //! the deadline → [`Guard::release`] gives it back, and the engine admits the next.
 //!
 //! # Runtime
-//! The async front needs a tokio runtime with time enabled. Renewals run on a thread of their own,
-//! so code that blocks a worker does not cost a lock. Without a runtime, use
+//! The async front needs a tokio runtime with time and I/O enabled. Renewals run on a thread of
+//! their own, so code that blocks a worker does not cost a lock. Without a runtime, use
 #![cfg_attr(feature = "blocking", doc = "[`blocking`].")]
 #![cfg_attr(not(feature = "blocking"), doc = "the `blocking` feature.")]
 //!

@@ -43,7 +43,9 @@ pub struct Lockset {
 
 impl Lockset {
     /// Connects to the engine that `url` names: `local:` (one file in the user's state folder),
-    /// `local:/path/file.db`, `memory:`.
+    /// `local:/path/file.db`, `memory:` (a new home each time), `memory:LABEL`; `redis://`,
+    /// `redis+sentinel://`, `redis+cluster://`, `redlock://`, `etcd://`, `zk://`, or with TLS
+    /// `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `redlocks://`, `etcds://`, `zks://`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a URL that no engine understands, [`Error::Unsupported`] for an
@@ -302,7 +304,8 @@ impl Lockset {
     /// at once where the engine can see the process die.
     ///
     /// # Errors
-    /// The first [`Error::Unreachable`] of a release, after all were tried.
+    /// The first [`Error::Unreachable`] of a release, after all were tried; or one that says that
+    /// somebody at a [`Barrier`](crate::Barrier) did not leave in time, and may stay counted.
     ///
     /// # Cancel safety
     /// If cancelled, the releases go on in the background.

@@ -78,7 +78,7 @@ fn a_release_that_fails_is_told_and_the_commands_code_is_kept() {
 #[test]
 fn a_short_grace_is_a_grace() {
     let home = Home::new();
-    let args = ["run", "--ttl", "4s", "--grace", "100ms", "x", "--", "sh", "-c", POLITE];
+    let args = ["run", "--ttl", "8s", "--grace", "400ms", "x", "--", "sh", "-c", POLITE];
     let running = Running::spawn(&mut home.lockset(&args));
     let command = home.pid("pid");
     let blocked = home.block();

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::{LockState, Signal};
 use crate::clock::{Clock, Moment};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::name::Name;
 
 /// How often a watch looks by itself, where changes may go unreported.
@@ -112,6 +112,10 @@ where
         }
         let state = (self.read)(&name).await;
         self.leases.remove(&name);
+        if state.as_ref().is_err_and(Error::is_retryable) {
+            // What changed is still to be told.
+            self.leases.insert(name.clone(), self.clock.now() + RECHECK);
+        }
         if let (Ok(state), Some(_)) = (&state, &self.recheck) {
             match state.is_used() {
                 true => self.reported.insert(name.clone(), lasting(state)),

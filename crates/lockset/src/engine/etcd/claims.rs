@@ -292,6 +292,8 @@ impl Core {
         // Whoever waits counts too: once it holds, nobody asks again who came in behind it.
         let clashes = older.iter().enumerate().find(|(_, kv)| clash(mode_of(kv), mode).is_some());
         match clashes {
+            // Whether it holds or waits, only the whole line tells.
+            Some(_) if is_part => return Standing::Unclear,
             // One of ours that waits may be about to leave, because it clashes with others.
             Some((1.., kv)) if keys::id_of(kv, &Word::read(&kv.value)).is_some() => {
                 return Standing::Behind(all.clone());
