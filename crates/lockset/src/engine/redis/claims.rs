@@ -81,6 +81,7 @@ impl Core {
                     None => return Err(Error::NotHeld { name: claim.name.clone() }),
                 },
                 News::Gone => return Err(Error::NotHeld { name: claim.name.clone() }),
+                News::Refused(why) => return Err(why),
                 News::Ask => match self.ask(waiter, wait).await {
                     Ok(Asked::Granted(grant)) => return Ok(Some(grant)),
                     // One whose first request was not answered may still be taken: it is withdrawn.
@@ -277,7 +278,7 @@ impl Core {
                     if let Err(error) = self.take_answer(waiter, sent, answer) {
                         tracing::debug!(%error, "a sign of life was answered strangely");
                         if !error.is_retryable() {
-                            waiter.refused();
+                            waiter.refused(error);
                         }
                     }
                 }
@@ -287,16 +288,16 @@ impl Core {
                 let error = why.into_error();
                 tracing::debug!(%error, "a sign of life was not heard");
                 if !error.is_retryable() {
-                    self.heed_refusal(waiters).await;
+                    self.heed_refusal(waiters, error).await;
                 }
             }
         }
     }
 
     /// A refusal that waiting does not cure is told to the one whom it concerns.
-    async fn heed_refusal(&self, waiters: &[Arc<Waiter>]) {
+    async fn heed_refusal(&self, waiters: &[Arc<Waiter>], why: Error) {
         match waiters {
-            [waiter] => waiter.refused(),
+            [waiter] => waiter.refused(why),
             _ => {
                 let each = waiters.iter().map(|waiter| self.beat(std::slice::from_ref(waiter)));
                 Box::pin(futures_util::future::join_all(each)).await;

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use super::keys::{Leases, grant};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, drift};
+use crate::error::Error;
 use crate::hash::FastMap;
 use crate::mutual::unpoisoned;
 use crate::token::Token;
@@ -93,6 +94,7 @@ struct Facts {
     look_at: Option<Moment>,
     offer: Option<(u64, Moment)>,
     gone: bool,
+    refused: Option<Error>,
 }
 
 /// What is known of a waiter.
@@ -101,6 +103,7 @@ pub(super) enum News {
     Ask,
     Granted(Grant),
     Gone,
+    Refused(Error),
     /// Look again at this time, if nothing comes before.
     Waits(Moment),
 }
@@ -176,9 +179,9 @@ impl Waiter {
         self.news.notify_one();
     }
 
-    /// It is not known to wait any more: it asks by a request of its own, and is told the reason.
-    pub(super) fn refused(&self) {
-        self.facts().queued = false;
+    /// Its signs of life are refused for a reason that waiting does not cure.
+    pub(super) fn refused(&self, why: Error) {
+        self.facts().refused = Some(why);
         self.news.notify_one();
     }
 
@@ -189,6 +192,9 @@ impl Waiter {
         }
         if let Some((token, valid_until)) = facts.offer {
             return News::Granted(grant(Token::new(token), valid_until));
+        }
+        if let Some(why) = facts.refused.take() {
+            return News::Refused(why);
         }
         if !facts.queued {
             return News::Ask;
