@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use lockset::engine::Claim;
-use lockset::{ClaimId, Error, Guard, LockState, Lockset, LossReason, Mode, Note, State};
+use lockset::{Break, ClaimId, Error, Guard, LockState, Lockset, LossReason, Mode, Note, State};
 use tokio::task::JoinHandle;
 
 /// How long a test waits for what must happen but has no bound of its own.
@@ -54,6 +54,25 @@ pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
         assert!(began.elapsed() < PATIENCE, "it did not happen: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// All that is done with a mutex, where there are no other locks: held, waited for, confirmed,
+/// noted, handed over within this time, listed, and broken in the end.
+pub async fn used_and_broken(
+    limit: Duration,
+    ours: &Lockset,
+    theirs: &Lockset,
+    name: &str,
+) -> Guard {
+    let guard = lock(ours, name).await;
+    let waiting = waiter(theirs, name).await;
+    guard.confirm().await.unwrap();
+    guard.set_note("a note").await.unwrap();
+    guard.release().await.unwrap();
+    let guard = served(limit, waiting).await;
+    assert_eq!(ours.list("").await.unwrap().len(), 1);
+    assert_eq!(ours.force_release(name, Break::Now).await.unwrap().len(), 1);
+    guard
 }
 
 /// Asks until the home answers that it is held.

@@ -9,7 +9,9 @@ use futures_util::StreamExt;
 use lockset::engine::etcd::{Etcd, EtcdOptions};
 use lockset::{Break, Error, Lockset, State};
 use lockset_testkit::stage::EtcdServers;
-use lockset_testkit::steps::{assert_told, is_free, lock, served, told, until, waiter, within};
+use lockset_testkit::steps::{
+    assert_told, is_free, lock, served, told, until, used_and_broken, waiter, within,
+};
 use rcgen::date_time_ymd;
 use secrets::{Authority, MARK, assert_files_are_named, assert_hidden, assert_hidden_in, traced};
 
@@ -147,14 +149,7 @@ async fn a_user_with_rights_below_the_prefix_can_do_everything_there() {
     let server = with_users(&[], "pw");
     let url = url_of(&server, "worker:pw", "p");
     let (ours, theirs) = (client(&url).await, client(&url).await);
-    let guard = lock(&ours, "mutex").await;
-    let waiting = waiter(&theirs, "mutex").await;
-    guard.confirm().await.unwrap();
-    guard.set_note("a note").await.unwrap();
-    guard.release().await.unwrap();
-    let guard = served(SOON, waiting).await;
-    assert_eq!(ours.list("").await.unwrap().len(), 1);
-    assert_eq!(ours.force_release("mutex", Break::Now).await.unwrap().len(), 1);
+    let guard = used_and_broken(SOON, &ours, &theirs, "mutex").await;
     within(TTL, "it is told", guard.lost()).await;
 
     let writer = ours.rwlock("rw").unwrap().write().await.unwrap();

@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lockset::{Break, Guard, Lockset, LossReason, State};
+use lockset::{Guard, Lockset, LossReason, State};
 use lockset_testkit::stage::RedisServer;
 use lockset_testkit::steps::{
-    assert_told, client, is_free, lock, lost, served, state_with, until, waiter, within,
+    assert_told, client, is_free, lock, lost, served, state_with, until, used_and_broken, waiter,
+    within,
 };
 
 const TTL: Duration = Duration::from_secs(3);
@@ -63,14 +64,7 @@ async fn the_documented_rules_are_enough() {
     let (_server, url) = guarded();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
 
-    let guard = lock(&ours, "mutex").await;
-    let waiting = waiter(&theirs, "mutex").await;
-    guard.confirm().await.unwrap();
-    guard.set_note("a note").await.unwrap();
-    guard.release().await.unwrap();
-    let guard = served(SOON, waiting).await;
-    assert_eq!(ours.list("").await.unwrap().len(), 1);
-    assert_eq!(ours.force_release("mutex", Break::Now).await.unwrap().len(), 1);
+    let guard = used_and_broken(SOON, &ours, &theirs, "mutex").await;
     assert_eq!(lost(SOON, &guard).await, LossReason::Broken);
 
     let (reads, reads_too) = (ours.rwlock("{tag}/rw").unwrap(), theirs.rwlock("{tag}/rw").unwrap());

@@ -11,15 +11,25 @@ const POLITE: &str =
 
 #[test]
 fn a_command_that_obeys_term_loses_the_lock_all_the_same() {
+    assert_eq!(code_after_term(&["--ttl", "2s", "--lost-exit-code", "42"]), 42);
+}
+
+#[test]
+fn a_short_grace_is_a_grace() {
+    assert_eq!(code_after_term(&["--ttl", "8s", "--grace", "400ms"]), 76);
+}
+
+/// What is left of a command that ends by TERM when its lease cannot be renewed.
+fn code_after_term(options: &[&str]) -> i32 {
     let home = Home::new();
-    let args = ["run", "--ttl", "2s", "--lost-exit-code", "42", "x", "--", "sh", "-c", POLITE];
+    let args = [&["run"], options, &["x", "--", "sh", "-c", POLITE]].concat();
     let running = Running::spawn(&mut home.lockset(&args));
     let command = home.pid("pid");
     let blocked = home.block();
     until("it ends by itself", || !is_alive(command));
     assert_eq!(home.text("log"), "TERM\n");
     drop(blocked);
-    assert_eq!(code(&running.wait()), 42);
+    code(&running.wait())
 }
 
 #[test]
@@ -73,17 +83,4 @@ fn a_release_that_fails_is_told_and_the_commands_code_is_kept() {
     drop(blocked);
     // Its guardian is gone, and on this engine that is as good as a release.
     assert_eq!(code(&home.lockset(&["run", "-w", "5s", "x", "--", "true"]).output().unwrap()), 0);
-}
-
-#[test]
-fn a_short_grace_is_a_grace() {
-    let home = Home::new();
-    let args = ["run", "--ttl", "8s", "--grace", "400ms", "x", "--", "sh", "-c", POLITE];
-    let running = Running::spawn(&mut home.lockset(&args));
-    let command = home.pid("pid");
-    let blocked = home.block();
-    until("it ends", || !is_alive(command));
-    assert_eq!(home.text("log"), "TERM\n");
-    drop(blocked);
-    assert_eq!(code(&running.wait()), 76);
 }

@@ -69,6 +69,7 @@ fn a_ticket_that_is_written_is_kept_although_nothing_can_be_said_about_it() {
     // A ticket that nobody got is of no use, nor is its lock.
     let no_reader = format!("({acquire} -; echo $? >code) | true; cat code");
     let output = home.shell(&no_reader).output().unwrap();
-    let said = stdout(&output);
-    assert!(said == "125\n" || home.holders("x") == 1, "told as done: {said}");
+    // Or the ticket was written before its reader went away.
+    let became = (stdout(&output), home.holders("x"));
+    assert!([("125\n".into(), 0), ("0\n".into(), 1)].contains(&became), "{became:?}");
 }

@@ -290,17 +290,17 @@ impl Core {
         let mut older: Vec<&KeyValue> = others.filter(|kv| kv.create_revision < at).collect();
         older.sort_unstable_by_key(|kv| kv.create_revision);
         // Whoever waits counts too: once it holds, nobody asks again who came in behind it.
-        let clashes = older.iter().enumerate().find(|(_, kv)| clash(mode_of(kv), mode).is_some());
-        match clashes {
+        let clashes = older.iter().enumerate();
+        let mut clashes =
+            clashes.filter_map(|(place, kv)| Some((place, kv, clash(mode_of(kv), mode)?)));
+        match clashes.next() {
             // Whether it holds or waits, only the whole line tells.
             Some(_) if is_part => return Standing::Unclear,
             // One of ours that waits may be about to leave, because it clashes with others.
-            Some((1.., kv)) if keys::id_of(kv, &Word::read(&kv.value)).is_some() => {
+            Some((1.., kv, _)) if keys::id_of(kv, &Word::read(&kv.value)).is_some() => {
                 return Standing::Behind(all.clone());
             }
-            Some((_, kv)) => {
-                return Standing::Clash(clash(mode_of(kv), mode).unwrap_or_default());
-            }
+            Some((_, _, why)) => return Standing::Clash(why),
             None => {}
         }
         let mut tally = Tally::default();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::admission::{Verdict, WaitFor, judge};
 use super::layout::number_of;
 use super::leaving::{Unsure, gone};
-use super::session::{Answer, Answered, Fault, Session, Watching, failed};
+use super::session::{Answer, Answered, Fault, PASSES, Session, Watching, failed};
 use super::wire::{Hello, Kind, Refusal};
 use super::words::{Key, Words, token_of};
 use super::{Book, Core, ENGINE, MAIN, PATIENCE, Tag, at_most, new_session, no_fence, teller};
@@ -206,7 +206,7 @@ impl Core {
             }
             if let Fault::Refused(_) = fault {
                 // The server ends the connection now, and the next one knows more.
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                tokio::time::sleep(PASSES).await;
             }
             let has_place = self.book().entries.contains_key(&claim.id);
             if has_place && wait != Wait::No {

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 
 use super::claims::{Asking, Entry, Node};
-use super::session::{Answered, Fault, Happening, Session, failed};
+use super::session::{Answered, Fault, Happening, PASSES, Session, failed};
 use super::wire::{Change, Hello, Kind, Part, Refusal};
 use super::words::{Key, Words};
 use super::{Book, Core, MAIN, PATIENCE, Tag};
@@ -18,8 +18,6 @@ use crate::name::Note;
 
 /// How often leases that nobody renews are looked for, in parts of the session's timeout.
 const LOOKS: u32 = 12;
-/// The pause before something is said again.
-const SOON: Duration = Duration::from_millis(5);
 
 /// What is to be asked about a claim when it is renewed.
 struct Renewal {
@@ -335,7 +333,7 @@ impl Core {
         self.runtime.spawn(async move {
             loop {
                 match edit(&session, &path, |words| words.admitted = Some(true)).await {
-                    Err(fault) if fault.is_passing() => tokio::time::sleep(SOON).await,
+                    Err(fault) if fault.is_passing() => tokio::time::sleep(PASSES).await,
                     Ok(()) | Err(_) => return,
                 }
                 match session.ready(Moment::NEVER).await {

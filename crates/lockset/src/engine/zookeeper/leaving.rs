@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::admission::{Verdict, judge};
 use super::claims::{Asking, Entered, Entry, Node, Settled, Trouble};
 use super::layout::number_of;
-use super::session::{Answer, Answered, Fault, Session, failed};
+use super::session::{Answer, Answered, Fault, PASSES, Session, failed};
 use super::wire::Refusal;
 use super::{Core, MAIN, PATIENCE};
 use crate::clock::Moment;
@@ -224,7 +224,7 @@ impl Eraser {
             match outcome {
                 Ok(()) => return,
                 Err(fault @ Fault::Refused(_)) if fault.is_passing() => {
-                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                    tokio::time::sleep(PASSES).await;
                 }
                 Err(Fault::Refused(why)) => {
                     tracing::warn!(parent = self.parent, %why, "a node cannot be removed");

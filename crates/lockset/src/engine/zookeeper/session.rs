@@ -71,6 +71,9 @@ impl From<Fault> for Error {
     }
 }
 
+/// The pause before whatever met a passing fault is tried again: the server ends the connection.
+pub(super) const PASSES: Duration = Duration::from_millis(5);
+
 fn is_passing(why: Refusal) -> bool {
     why == Refusal::SESSION_EXPIRED || why == Refusal::SESSION_MOVED
 }
