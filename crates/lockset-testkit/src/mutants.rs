@@ -102,6 +102,7 @@ pub const VIRTUAL: &[Mutant] = mutants! {
         => "served out of turn";
     processes_take_turns as Mutex on shared(FamilyFirst) => "two turns in a row";
     processes_take_turns as Writer on shared(LastComeFirst) => "two turns in a row";
+    a_release_takes_the_next_along as Mutex on dressed(LeavesTheNext) => "was before the next";
     a_release_admits_exactly_one_waiter as Mutex on shared(TwoAtOnce) => "admitted too";
     a_kept_guard_outlives_its_ttl as Mutex on dressed(RenewsNothing) => "free while kept";
     a_fixed_lease_ends_by_itself as Mutex on leases(|ttl| ttl * 100) => "a bare lease ends";

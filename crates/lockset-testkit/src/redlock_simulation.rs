@@ -16,6 +16,7 @@ use lockset::engine::Engine;
 use lockset::engine::redlock::{Redlock, RedlockOptions};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+use tokio::sync::watch;
 
 use crate::layer::{Ice, Iced, Layered};
 
@@ -134,7 +135,7 @@ struct Client {
     /// What cuts its way to each node.
     scissors: Vec<Arc<Mutex<Moment>>>,
     /// It ended without a word.
-    stopped: AtomicBool,
+    stopped: watch::Sender<bool>,
 }
 
 impl Client {
@@ -148,7 +149,14 @@ impl Client {
     }
 
     fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
+        *self.stopped.borrow()
+    }
+
+    /// Pending until it ends without a word.
+    async fn has_stopped(&self) {
+        let mut stopped = self.stopped.subscribe();
+        // The sender is ours, so waiting cannot fail.
+        let _ = stopped.wait_for(|stopped| *stopped).await;
     }
 }
 
@@ -204,9 +212,12 @@ impl World {
             (0..random.random_range(2..4)).map(|number| Arc::new(self.client(number))).collect();
         let mut workers = tokio::task::JoinSet::new();
         for (number, client) in clients.iter().enumerate() {
-            let random = SmallRng::seed_from_u64(random.random());
-            let (world, client) = (self.clone(), client.clone());
-            workers.spawn(Worker { world, client, number, random }.work());
+            // Two who stand in one line, so that one's release takes the other along.
+            for _ in 0..random.random_range(1..3) {
+                let random = SmallRng::seed_from_u64(random.random());
+                let (world, client) = (self.clone(), client.clone());
+                workers.spawn(Worker { world, client, number, random }.work_until_the_end());
+            }
         }
         let storms = SmallRng::seed_from_u64(random.random());
         let storms = tokio::spawn(self.clone().storms(clients.clone(), storms));
@@ -253,7 +264,7 @@ impl World {
         let (record, clock) = (self.record.clone(), self.clock.clone());
         let witness = Arc::new(Layered(Witness { quorum, record, clock }));
         let locks = Lockset::on(dress.over(witness), self.clock.clone()).unwrap();
-        Client { locks, ice, scissors, stopped: AtomicBool::new(false) }
+        Client { locks, ice, scissors, stopped: watch::Sender::new(false) }
     }
 
     /// When all are gone, their last requests have arrived, and all leases are over. One that

@@ -9,6 +9,7 @@ suite! {
     stage: MemoryStage::start();
     obeys: [
         names_are_independent,
+        a_release_takes_the_next_along,
         many_may_come_to_a_fresh_home_at_once,
         a_given_floor_is_exact,
         raising_lifts_the_fence_and_refuses_to_lower_it,

@@ -8,6 +8,7 @@ lockset_testkit::suite! {
     stage: RedlockStage::start(env!("CARGO_BIN_EXE_actor"));
     obeys: [
         names_are_independent,
+        a_release_takes_the_next_along,
         many_may_come_to_a_fresh_home_at_once,
         close_releases_everything,
         opposite_orders_do_not_wait_for_each_other,

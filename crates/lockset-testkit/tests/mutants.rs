@@ -45,6 +45,7 @@ fail_on_their_mutants! {
     a_release_admits_the_waiter_and_not_its_expiry,
     waiters_of_one_process_are_served_in_order,
     processes_take_turns,
+    a_release_takes_the_next_along,
     a_release_admits_exactly_one_waiter,
     a_kept_guard_outlives_its_ttl,
     a_fixed_lease_ends_by_itself,

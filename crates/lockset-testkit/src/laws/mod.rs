@@ -78,7 +78,7 @@ laws! {
             processes_take_turns,
             a_release_admits_exactly_one_waiter,
         ];
-        once: [];
+        once: [a_release_takes_the_next_along];
     }
     lease {
         in_every_form: [

@@ -1,10 +1,13 @@
 //! Who comes next.
 
-use lockset::Lockset;
+use lockset::engine::{Grant, Wait};
+use lockset::{Lockset, Mode, Result};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, not_within, patience, prepared, soon, state_with, terms};
+use crate::tools::{
+    Line, claim, not_within, patience, prepared, soon, soon_free, state_with, terms,
+};
 
 /// A waiter is woken by the release, not by the end of a lease.
 pub async fn a_release_admits_the_waiter_and_not_its_expiry(stage: &dyn Stage, form: Form) {
@@ -56,6 +59,34 @@ pub async fn processes_take_turns(stage: &dyn Stage, form: Form) {
         assert_eq!(served.0, expected, "served out of turn");
         guard = served.1;
     }
+}
+
+/// A release takes the next of its client along to the queue: that one has its place from then on,
+/// although it has not asked yet.
+pub async fn a_release_takes_the_next_along(stage: &dyn Stage) {
+    let (ours, theirs, locks) =
+        (stage.engine().await, stage.engine().await, stage.client().await);
+    let [first, second, next, late] =
+        std::array::from_fn(|_| claim(stage, "along", Mode::Exclusive));
+    let grant = granted(ours.acquire(&first, Wait::No).await);
+    let waiting = theirs.acquire(&second, Wait::Forever);
+    let releasing = async {
+        waiters(&locks, "along", 1).await;
+        ours.release(&first, &grant, Some(&next)).await.unwrap()
+    };
+    let (waited, at_once) = tokio::join!(waiting, releasing);
+    assert!(at_once.is_none(), "the next came before who waited: {at_once:?}");
+    theirs.release(&second, &granted(waited), None).await.unwrap();
+    let taken = theirs.acquire(&late, Wait::No).await.unwrap();
+    assert!(taken.is_none(), "somebody who came later was before the next");
+    let served = soon(stage, "the next is served", ours.acquire(&next, Wait::Forever)).await;
+    let grant = granted(served);
+    ours.release(&next, &grant, None).await.unwrap();
+    soon_free(stage, &locks, "along").await;
+}
+
+fn granted(answer: Result<Option<Grant>>) -> Grant {
+    answer.unwrap().expect("it is granted")
 }
 
 /// Of several waiters a release admits one, and the others go on waiting.

@@ -159,6 +159,26 @@ impl Layer for DeafToRelease {
     }
 }
 
+/// Releases, and leaves whoever is next to ask for itself.
+#[derive(Debug)]
+pub(crate) struct LeavesTheNext(pub(crate) Arc<dyn Engine>);
+
+#[async_trait]
+impl Layer for LeavesTheNext {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn release(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        _: Option<&Claim>,
+    ) -> Result<Option<Grant>> {
+        self.0.release(claim, grant, None).await
+    }
+}
+
 /// Claims that hold by another claim's grant.
 #[derive(Debug, Default)]
 pub(crate) struct Swaps(Mutex<Swapped>);

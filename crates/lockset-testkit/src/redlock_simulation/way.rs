@@ -209,6 +209,12 @@ impl Way {
         if self.is_cut() { Err(storm()) } else { answer }
     }
 
+    /// A claim as it arrives at the node.
+    fn sent(&self, claim: &Claim) -> Claim {
+        let floor = claim.floor.map(|proposal| self.wall.proposes(proposal));
+        Claim { floor, ..self.stretched(claim).0 }
+    }
+
     /// What a node with a slow clock makes of a claim.
     fn stretched(&self, claim: &Claim) -> (Claim, Duration) {
         let extra = if self.home.is_slow() { claim.ttl } else { Duration::ZERO };
@@ -236,8 +242,7 @@ impl Layer for Way {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        let (mut ours, extra) = self.stretched(claim);
-        ours.floor = claim.floor.map(|proposal| self.wall.proposes(proposal));
+        let (ours, extra) = (self.sent(claim), self.stretched(claim).1);
         let upset = self.weather.upsets(&mut self.random.lock().unwrap());
         let node = self.home.clone();
         let granted = self.send(move |home| {
@@ -289,14 +294,24 @@ impl Layer for Way {
         &self,
         claim: &Claim,
         grant: &Grant,
-        _next: Option<&Claim>,
+        next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        let (claim, grant) = (claim.clone(), grant.clone());
-        self.send(move |home| {
-            let (claim, grant) = (claim.clone(), grant.clone());
-            async move { home.release(&claim, &grant, None).await }.boxed()
-        })
-        .await
+        let (claim, grant, node) = (claim.clone(), grant.clone(), self.home.clone());
+        let extra = next.map(|next| self.stretched(next).1).unwrap_or_default();
+        let next = next.map(|next| self.sent(next));
+        let granted = self.send(move |home| {
+            let (claim, grant, next, node) =
+                (claim.clone(), grant.clone(), next.clone(), node.clone());
+            async move {
+                let granted = home.release(&claim, &grant, next.as_ref()).await?;
+                if let (Some(_), Some(next)) = (&granted, next) {
+                    node.hears(home.clone(), next);
+                }
+                Ok(granted)
+            }
+            .boxed()
+        });
+        Ok(granted.await?.map(|grant| shortened(grant, extra)))
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {

@@ -21,7 +21,14 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) async fn work(mut self) {
+    /// Works until it has done all it wants, or its client has stopped.
+    pub(super) async fn work_until_the_end(self) {
+        let client = self.client.clone();
+        let (work, end) = (std::pin::pin!(self.work()), std::pin::pin!(client.has_stopped()));
+        select(work, end).await;
+    }
+
+    async fn work(mut self) {
         let most = if self.world.rush { 7 } else { 4 };
         for _ in 0..self.random.random_range(2..most) {
             let name = self.world.names[self.random.random_range(0..self.world.names.len())];
@@ -116,7 +123,7 @@ impl Worker {
         match self.random.random_range(0..10) {
             0 if held => {
                 // It stops, and believes to the end.
-                self.client.stopped.store(true, Ordering::Relaxed);
+                self.client.stopped.send_replace(true);
                 self.client.ice.freeze();
                 std::mem::forget(guard);
                 return;

@@ -9,6 +9,7 @@ macro_rules! common_laws {
             stage: ($start)(env!("CARGO_BIN_EXE_actor"));
             obeys: [
                 names_are_independent,
+                a_release_takes_the_next_along,
                 many_may_come_to_a_fresh_home_at_once,
                 close_releases_everything,
                 a_crash_gives_permits_back,

@@ -352,10 +352,10 @@ impl Engine for Redlock {
         &self,
         claim: &Claim,
         grant: &Grant,
-        _next: Option<&Claim>,
+        next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        // Whoever is next asks for itself: at all nodes at once, or at the door.
-        self.core.release(claim, grant).await.map(|()| None)
+        // Whoever is next has a place at the door from then on, and asks for the rest itself.
+        self.core.release(claim, grant, next).await.map(|()| None)
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {

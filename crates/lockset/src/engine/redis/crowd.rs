@@ -148,10 +148,6 @@ impl Up {
             command
                 .arg(keys::written(claim, waiter.leases, self.floor, &self.inbox))
                 .arg(u8::from(*waits));
-            // One that also gives back has none.
-            if let (Some(floor), None) = (claim.floor, &request.give) {
-                command.arg(floor.get());
-            }
         }
         if let Some(Give { id, token, ttl, note }) = &request.give {
             command.arg(self.value(&mut text, *id, *ttl, note.as_ref()));
@@ -159,6 +155,9 @@ impl Up {
             if request.take.is_none() {
                 command.arg(self.floor);
             }
+        }
+        if let Some(floor) = request.take.as_ref().and_then(|take| take.waiter.claim.floor) {
+            command.arg(floor.get());
         }
         (script, command)
     }

@@ -124,6 +124,14 @@ impl Attempt {
         is_over && matches!(state.fate, Fate::Held(_))
     }
 
+    /// Whether its lease at this node is much shorter than elsewhere: a first one.
+    pub(super) fn is_short_at(&self, node: usize) -> bool {
+        let state = self.state();
+        let latest = state.granted().map(|(_, grant)| grant.valid_until).max();
+        let (At::Granted(grant), Some(latest)) = (state.at(node), latest) else { return false };
+        grant.valid_until + self.claim.ttl / 4 < latest
+    }
+
     /// The grant of the whole: by this token, for as long as a quorum of the nodes keeps it.
     pub(super) fn grant(&self, token: Token, quorum: usize) -> Grant {
         let state = self.state();

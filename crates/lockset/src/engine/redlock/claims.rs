@@ -54,8 +54,9 @@ impl Core {
                 self.forget(&attempt);
                 return Err(Error::NotHeld { name: claim.name.clone() });
             }
-            let through_the_door = wait != Wait::No && self.is_crowded(claim);
             let mut round = Round::new(self, &attempt, wait);
+            let through_the_door =
+                wait != Wait::No && (self.is_crowded(claim) || round.stands_at_the_door());
             let outcome = match through_the_door {
                 true => Box::pin(round.through_the_door()).await,
                 false => round.everywhere().await,
@@ -64,7 +65,7 @@ impl Core {
             match outcome {
                 Outcome::Won(grant) => {
                     self.look_after_the_late(&attempt, errands);
-                    if through_the_door && !claim.fixed {
+                    if through_the_door && !claim.fixed && attempt.is_short_at(round_door) {
                         self.make_whole(&attempt, round_door);
                     }
                     return Ok(Some(grant));
@@ -111,7 +112,7 @@ impl Core {
         }
     }
 
-    fn begin(&self, claim: &Claim, number: u8) -> Arc<Attempt> {
+    pub(super) fn begin(&self, claim: &Claim, number: u8) -> Arc<Attempt> {
         let id = numbered(claim.id, number);
         let mut attempts = self.attempts();
         if let Some(known) = attempts.get(&claim.id).filter(|known| known.claim.id == id) {
@@ -257,6 +258,14 @@ struct Round<'a> {
 impl<'a> Round<'a> {
     fn new(core: &'a Arc<Core>, attempt: &'a Arc<Attempt>, wait: Wait) -> Self {
         let door = core.nodes.door().unwrap_or_default();
+        {
+            // What was asked for before this round, of a node that is left out now, is not waited
+            // for.
+            let mut state = attempt.state();
+            let asked = state.those(|at| *at == At::Asked);
+            let out = asked.into_iter().filter(|node| core.nodes.all[*node].is_out());
+            out.for_each(|node| state.set(node, At::Unknown));
+        }
         let (errands, began) = (Errands::new(), core.clock.now());
         Self { core, attempt, wait, errands, began, door, trouble: None }
     }
@@ -270,6 +279,11 @@ impl<'a> Round<'a> {
         self.decide(proposal, true).await
     }
 
+    /// Whether a release of this client has taken it along to the door, and nowhere else.
+    fn stands_at_the_door(&self) -> bool {
+        self.attempt.state().those(|at| *at != At::Nothing) == [self.door]
+    }
+
     /// Waits at the door; then takes the others, which nobody else asks for who came through it.
     async fn through_the_door(&mut self) -> Outcome {
         let proposal = self.core.propose();
@@ -277,33 +291,13 @@ impl<'a> Round<'a> {
         if self.core.nodes.all[door].is_out() {
             return self.lost();
         }
-        self.errands.push(self.core.ask(self.attempt, door, proposal, self.wait));
-        let mut look_elsewhere = self.began + self.attempt.claim.ttl;
-        let mut stuck = None;
-        let watched = self.core.nodes.watch_over(door);
-        let answer = loop {
-            tokio::select! {
-                Some((_, answer)) = self.errands.next() => break answer,
-                () = self.core.nodes.all[door].left_out() => {
-                    self.errands.clear();
-                    let what = "the node where it queued does not answer any more".to_owned();
-                    break Err(failed(what, true));
-                }
-                () = self.core.clock.sleep_until(look_elsewhere) => {
-                    let Claim { name, ttl, .. } = &self.attempt.claim;
-                    let seen = self.core.stuck_at(name, door).await;
-                    let before = std::mem::replace(&mut stuck, seen);
-                    if stuck.is_some() && stuck == before {
-                        return self.past_the_door(proposal).await;
-                    }
-                    // Or it is just being handed over: then the door looks different soon.
-                    let pause = if stuck.is_some() { self.core.patience(*ttl) } else { *ttl };
-                    look_elsewhere = self.core.clock.now() + pause;
-                }
-            }
-        };
-        drop(watched);
-        self.note(door, answer);
+        if !self.is_let_in() {
+            let answer = match self.at_the_door(proposal).await {
+                Some(answer) => answer,
+                None => return self.past_the_door(proposal).await,
+            };
+            self.note(door, answer);
+        }
         let at = self.attempt.state().at(door).clone();
         let lifted = match at {
             At::Granted(grant) => grant.token,
@@ -315,6 +309,42 @@ impl<'a> Round<'a> {
             self.errands.push(self.core.ask(self.attempt, node, lifted, Wait::No));
         }
         self.decide(lifted, true).await
+    }
+
+    /// Whether a release of this client has got it the door already.
+    fn is_let_in(&self) -> bool {
+        let now = self.core.clock.now();
+        matches!(self.attempt.state().at(self.door), At::Granted(grant) if grant.valid_until > now)
+    }
+
+    /// What the door answers in the end; nothing if something is stuck there.
+    async fn at_the_door(&mut self, proposal: Token) -> Option<Result<Option<Grant>>> {
+        let door = self.door;
+        self.errands.push(self.core.ask(self.attempt, door, proposal, self.wait));
+        let mut look_elsewhere = self.began + self.attempt.claim.ttl;
+        let mut stuck = None;
+        let _watched = self.core.nodes.watch_over(door);
+        loop {
+            tokio::select! {
+                Some((_, answer)) = self.errands.next() => return Some(answer),
+                () = self.core.nodes.all[door].left_out() => {
+                    self.errands.clear();
+                    let what = "the node where it queued does not answer any more".to_owned();
+                    return Some(Err(failed(what, true)));
+                }
+                () = self.core.clock.sleep_until(look_elsewhere) => {
+                    let Claim { name, ttl, .. } = &self.attempt.claim;
+                    let seen = self.core.stuck_at(name, door).await;
+                    let before = std::mem::replace(&mut stuck, seen);
+                    if stuck.is_some() && stuck == before {
+                        return None;
+                    }
+                    // Or it is just being handed over: then the door looks different soon.
+                    let pause = if stuck.is_some() { self.core.patience(*ttl) } else { *ttl };
+                    look_elsewhere = self.core.clock.now() + pause;
+                }
+            }
+        }
     }
 
     /// All but the door, where nothing is to be left.

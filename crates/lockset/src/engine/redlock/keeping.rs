@@ -207,7 +207,12 @@ impl Core {
         }
     }
 
-    pub(super) async fn release(self: &Arc<Self>, claim: &Claim, grant: &Grant) -> Result<()> {
+    pub(super) async fn release(
+        self: &Arc<Self>,
+        claim: &Claim,
+        grant: &Grant,
+        next: Option<&Claim>,
+    ) -> Result<()> {
         let not_held = || Error::NotHeld { name: claim.name.clone() };
         let (attempt, _) = self.holding(claim, grant).ok_or_else(not_held)?;
         // What is still asked for is given back by whoever waits for the answer: it is mostly about
@@ -226,30 +231,77 @@ impl Core {
         };
         self.forget(&attempt);
         unknown.into_iter().for_each(|node| self.take_back_later(&attempt, node));
+        let mut following = next.and_then(|next| self.take_along(next, &granted));
         let mut answers: FuturesUnordered<_> = granted
             .into_iter()
             .map(|(node, grant)| {
-                let (engine, attempt) = (self.nodes.all[node].engine.clone(), attempt.clone());
-                async move { (node, engine.release(&attempt.claim, &grant, None).await) }
+                let next = following.as_ref().filter(|next| next.door == node).cloned();
+                self.release_at(&attempt, node, grant, next)
             })
             .collect();
-        let limit = self.clock.now() + self.patience(claim.ttl).max(RELEASED);
+        let began = self.clock.now();
         let (mut yes, mut no) = (0, 0);
-        while yes < self.nodes.quorum {
-            let next = self.clock.before(limit, answers.next()).await;
-            let Some((node, answer)) = next.flatten() else { break };
+        // The door must have its say if it takes somebody along, who asks there next.
+        while yes < self.nodes.quorum || following.is_some() {
+            let patience = match yes < self.nodes.quorum {
+                true => self.patience(claim.ttl).max(RELEASED),
+                false => self.node_timeout(claim.ttl),
+            };
+            let answer = self.clock.before(began + patience, answers.next()).await;
+            let Some((node, answer)) = answer.flatten() else { break };
+            following.take_if(|next| next.door == node);
             yes += usize::from(answer.is_ok());
             no += usize::from(matches!(answer, Err(Error::NotHeld { .. })));
-            self.note_release(&attempt, node, answer.map(drop));
+            self.note_release(&attempt, node, answer);
         }
+        following.iter().for_each(|silent| self.nodes.leave_out(silent.door));
         if !answers.is_empty() {
             self.nodes.beside_the_caller(async move {
                 while let Some((node, answer)) = answers.next().await {
-                    owed.core.note_release(&owed.attempt, node, answer.map(drop));
+                    owed.core.note_release(&owed.attempt, node, answer);
                 }
             });
         }
         self.released(claim, yes, no)
+    }
+
+    /// The first attempt of the claim that is next, which a release takes along to the door. Noted
+    /// before it is looked whether the claim was withdrawn: whoever withdraws it does the reverse.
+    fn take_along(&self, next: &Claim, granted: &[(usize, Grant)]) -> Option<Following> {
+        let door = self.nodes.door()?;
+        if self.check(next).is_err() || granted.iter().all(|(node, _)| *node != door) {
+            return None;
+        }
+        let attempt = self.begin(next, 0);
+        attempt.state().set(door, At::Asked);
+        if self.is_withdrawn(next.id) {
+            self.forget(&attempt);
+            return None;
+        }
+        Some(Following { attempt, door, floor: self.propose() })
+    }
+
+    fn release_at(
+        self: &Arc<Self>,
+        attempt: &Arc<Attempt>,
+        node: usize,
+        grant: Grant,
+        next: Option<Following>,
+    ) -> BoxFuture<'static, (usize, Result<()>)> {
+        let (core, attempt) = (self.clone(), attempt.clone());
+        Box::pin(async move {
+            let claim = next.as_ref().map(Following::claim);
+            let engine = &core.nodes.all[node].engine;
+            let answer = engine.release(&attempt.claim, &grant, claim.as_ref()).await;
+            if let (Some(next), Ok(Some(grant))) = (next, &answer) {
+                core.saw(grant.token);
+                let mut state = next.attempt.state();
+                if state.fate() == Fate::Open && *state.at(node) == At::Asked {
+                    state.set(node, At::Granted(grant.clone()));
+                }
+            }
+            (node, answer.map(drop))
+        })
     }
 
     /// An attempt is over while a node is still asked. Whoever waits for the answer may rest, as
@@ -480,6 +532,20 @@ impl Core {
             // Nobody listens any more after the keeper has ended.
             let _ = self.tell.send(signal);
         }
+    }
+}
+
+/// Whoever is next after a release, and is taken along to the door.
+#[derive(Clone)]
+struct Following {
+    attempt: Arc<Attempt>,
+    door: usize,
+    floor: Token,
+}
+
+impl Following {
+    fn claim(&self) -> Claim {
+        Claim { floor: Some(self.floor), ..self.attempt.claim.clone() }
     }
 }
 
