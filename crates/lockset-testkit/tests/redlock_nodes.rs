@@ -120,6 +120,21 @@ async fn frozen_nodes_cost_their_time_once_and_come_back() {
 
 /// Nobody queues there, and a quorum has refused before it could answer.
 #[tokio::test(flavor = "multi_thread")]
+async fn a_quorum_that_was_silent_is_asked_again_at_once() {
+    let servers = five();
+    let locks = client(&servers.url(), TTL * 5).await;
+    let guard = lock(&locks, "silent").await;
+    until("all nodes hold it", || all_hold(&servers, "silent"));
+    servers.signal(&[2, 3, 4], Signal::STOP);
+    let seen = locks.inspect("silent").await;
+    assert!(matches!(&seen, Err(error) if error.is_retryable()), "three were silent: {seen:?}");
+    servers.signal(&[2, 3, 4], Signal::CONT);
+    let seen = locks.inspect("silent").await.expect("they answer");
+    assert_eq!(seen.holders.len(), 1, "{seen:?}");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_node_costs_its_time_once_however_often_somebody_tries() {
     let servers = RedlockNodes::start(3, DURABLE);
     let node_timeout = Duration::from_secs(1);

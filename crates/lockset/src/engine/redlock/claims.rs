@@ -232,10 +232,7 @@ impl Core {
         let all = futures_util::future::join_all(each);
         if self.clock.before(self.clock.now() + timeout, all).await.is_none() {
             let silent = attempt.state().those(is_something);
-            // If it is most of them, it is we who were slow.
-            if self.nodes.all.len() - silent.len() >= self.nodes.quorum {
-                silent.into_iter().for_each(|node| self.nodes.leave_out(node));
-            }
+            silent.into_iter().for_each(|node| self.nodes.is_silent(node));
         }
     }
 }
@@ -273,7 +270,7 @@ impl<'a> Round<'a> {
     /// All nodes at once, and nobody waits: one round trip, in the usual case.
     async fn everywhere(&mut self) -> Outcome {
         let proposal = self.core.propose();
-        for node in self.core.nodes.well() {
+        for node in self.core.nodes.worth_asking() {
             self.errands.push(self.core.ask(self.attempt, node, proposal, Wait::No));
         }
         self.decide(proposal, true).await
@@ -305,7 +302,7 @@ impl<'a> Round<'a> {
             _ => return self.lost(),
         };
         self.began = self.core.clock.now();
-        for node in self.core.nodes.well().into_iter().filter(|node| *node != door) {
+        for node in self.core.nodes.worth_asking().into_iter().filter(|node| *node != door) {
             self.errands.push(self.core.ask(self.attempt, node, lifted, Wait::No));
         }
         self.decide(lifted, true).await
@@ -353,7 +350,7 @@ impl<'a> Round<'a> {
         self.errands.clear();
         self.attempt.state().set(self.door, At::Unknown);
         self.core.take_back_later(self.attempt, self.door);
-        for node in self.core.nodes.well().into_iter().filter(|node| *node != self.door) {
+        for node in self.core.nodes.worth_asking().into_iter().filter(|node| *node != self.door) {
             self.errands.push(self.core.ask(self.attempt, node, proposal, Wait::No));
         }
         self.decide(proposal, false).await
@@ -432,7 +429,7 @@ impl<'a> Round<'a> {
         let silent = self.attempt.state().those(|at| *at == At::Asked);
         for node in silent {
             self.attempt.state().set(node, At::Unknown);
-            self.core.nodes.leave_out(node);
+            self.core.nodes.is_silent(node);
         }
     }
 

@@ -89,7 +89,7 @@ impl Core {
         attempts: &[Arc<Attempt>],
     ) -> FuturesUnordered<BoxFuture<'static, Renewals>> {
         let answers = FuturesUnordered::new();
-        for node in self.nodes.well() {
+        for node in self.nodes.worth_asking() {
             let leases: Vec<(usize, Arc<Attempt>, Grant)> = attempts
                 .iter()
                 .enumerate()
@@ -254,7 +254,7 @@ impl Core {
             no += usize::from(matches!(answer, Err(Error::NotHeld { .. })));
             self.note_release(&attempt, node, answer);
         }
-        following.iter().for_each(|silent| self.nodes.leave_out(silent.door));
+        following.iter().for_each(|silent| self.nodes.is_silent(silent.door));
         if !answers.is_empty() {
             self.nodes.beside_the_caller(async move {
                 while let Some((node, answer)) = answers.next().await {
@@ -409,7 +409,7 @@ impl Core {
             }
             return Ok(());
         }
-        let each = self.nodes.well().into_iter().map(|node| async move {
+        let each = self.nodes.worth_asking().into_iter().map(|node| async move {
             let Some(others) = self.ids_at(node, claim).await else { return false };
             let ids = [claim.id].into_iter().chain(others);
             let each = ids.map(|id| async move {
@@ -485,7 +485,7 @@ impl Core {
             yes += usize::from(answer.is_ok());
             gone += usize::from(matches!(answer, Err(Error::Lost { .. })));
         }
-        silent.into_iter().for_each(|node| self.nodes.leave_out(node));
+        silent.into_iter().for_each(|node| self.nodes.is_silent(node));
         match () {
             () if yes >= self.nodes.quorum => Ok(attempt.grant(token, self.nodes.quorum)),
             () if gone > self.nodes.all.len() - self.nodes.quorum => Err(lost()),

@@ -103,9 +103,18 @@ impl Nodes {
         Self { all, quorum, timeout, clock, home: Handle::current(), runs }
     }
 
-    /// The nodes that are worth asking.
-    pub(super) fn well(&self) -> Vec<usize> {
-        (0..self.all.len()).filter(|node| !self.all[*node].is_out()).collect()
+    /// The nodes that are worth asking: all, if there is no quorum without those left out.
+    pub(super) fn worth_asking(&self) -> Vec<usize> {
+        let every = self.lacks_a_quorum();
+        (0..self.all.len()).filter(|node| every || !self.all[*node].is_out()).collect()
+    }
+
+    fn well(&self) -> usize {
+        self.all.iter().filter(|node| !node.is_out()).count()
+    }
+
+    fn lacks_a_quorum(&self) -> bool {
+        self.well() < self.quorum
     }
 
     /// Where everybody queues, so that contenders do not split the votes: the first that is not
@@ -114,7 +123,15 @@ impl Nodes {
         (0..self.all.len()).find(|node| !self.all[*node].is_out())
     }
 
-    /// This node did not answer in its time.
+    /// This node said nothing in its time. If that goes for most of them, it may be this client
+    /// that was slow, and nothing is won by asking fewer than a quorum.
+    pub(super) fn is_silent(self: &Arc<Self>, node: usize) {
+        if self.well() > self.quorum {
+            self.leave_out(node);
+        }
+    }
+
+    /// This node cannot be asked.
     pub(super) fn leave_out(self: &Arc<Self>, node: usize) {
         let one = &self.all[node];
         if !one.out.send_replace(true) {
@@ -128,7 +145,7 @@ impl Nodes {
 
     /// This node answered, however late: it is used again if there is no quorum without it.
     pub(super) fn answered(&self, node: usize) {
-        if self.well().len() < self.quorum {
+        if self.lacks_a_quorum() {
             self.is_back(node);
         }
     }
@@ -148,7 +165,7 @@ impl Nodes {
             self.clock.sleep_until(self.clock.now() + ASK_AGAIN).await;
             let asked = self.clock.now();
             match self.look_at(node).await {
-                Ok(_) if self.well().len() < self.quorum => break,
+                Ok(_) if self.lacks_a_quorum() => break,
                 Ok(_) if self.clock.now().since(asked) <= QUICK.max(self.timeout) => quick += 1,
                 Ok(_) => quick = 0,
                 Err(Error::Closed) => return,
@@ -201,7 +218,8 @@ impl Nodes {
                 match self.clock.before(limit, self.look_at(node)).await {
                     Some(Ok(_)) => {}
                     Some(Err(Error::Closed)) => return,
-                    _ => self.leave_out(node),
+                    Some(Err(_)) => self.leave_out(node),
+                    None => self.is_silent(node),
                 }
                 self.clock.sleep_until(self.clock.now() + LOOK_AGAIN).await;
             }

@@ -34,7 +34,7 @@ impl Core {
     where
         F: Future<Output = Result<T>>,
     {
-        self.at(self.nodes.well(), ask).await
+        self.at(self.nodes.worth_asking(), ask).await
     }
 
     /// Asks these nodes; a quorum must answer.
@@ -68,7 +68,7 @@ impl Core {
                 Err(error) => trouble = Some(error),
             }
         }
-        asked.into_iter().for_each(|node| self.nodes.leave_out(node));
+        asked.into_iter().for_each(|node| self.nodes.is_silent(node));
         let (quorum, all) = (self.nodes.quorum, self.nodes.all.len());
         if found.len() >= quorum {
             return Ok(found);
@@ -158,7 +158,7 @@ impl Core {
 
     /// Whether a quorum without this node knows neither holders nor waiters of a name.
     async fn is_free_elsewhere(self: &Arc<Self>, name: &Name, but: usize) -> bool {
-        let mut others = self.nodes.well();
+        let mut others = self.nodes.worth_asking();
         others.retain(|node| *node != but);
         let states = self.at(others, |engine| {
             let name = name.clone();
