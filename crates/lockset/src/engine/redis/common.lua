@@ -240,24 +240,18 @@ local function holding(k, value, id)
   return nil
 end
 
-local function queued(k, id)
-  return { 'queued', call('GET', k.fence) or '0', call('ZRANK', k.queue, id), call('PTTL', k.lock) }
+local function queued(k, id, fence)
+  return { 'queued', fence, call('ZRANK', k.queue, id), call('PTTL', k.lock) }
 end
 
 -- The place of `c` lives for another q. A queue of corpses vanishes by itself.
 local function refresh(k, c)
-  even_if_full(k)
   call('HSET', k.waiters, c.id, num(now() + c.q) .. '|' .. c.body)
   local life = c.q * 2 + 60000
   for _, key in ipairs({ k.queue, k.waiters }) do
     -- Not every sign of life has to say so again.
     if call('PTTL', key) < life - 20000 then call('PEXPIRE', key, life) end
   end
-end
-
-local function enqueue(k, c, ticket)
-  call('ZADD', k.queue, num(ticket), c.id)
-  refresh(k, c)
 end
 
 -- A waiter shows that it lives.
@@ -271,12 +265,13 @@ local function heartbeat(k, id, inbox)
   local c = parse(id, string.match(record, '^%d+|(.*)$'))
   c.body = table.concat({ num(c.q), num(c.f), num(c.ttl), c.mode, num(c.take), num(c.limit),
                           c.floor, inbox, c.note }, '|')
+  even_if_full(k)
   refresh(k, c)
   if not value or is_shared(value) then
     local _, granted = hand_on(k, id)
     if granted then return { 'granted', num(granted), c.f } end
   end
-  return queued(k, id)
+  return queued(k, id, call('GET', k.fence) or '0')
 end
 
 -- A claim's first request, or its repetition.
@@ -288,7 +283,7 @@ local function acquire(k, c, wait)
   if call('ZSCORE', k.queue, c.id) then return heartbeat(k, c.id, c.inbox) end
   -- For one that only tries too: else the dead in the queue would make it busy.
   local nobody_before, _ = true
-  if call('EXISTS', k.queue) == 1 and (not value or is_shared(value)) then
+  if (not value or is_shared(value)) and call('EXISTS', k.queue) == 1 then
     value, _, nobody_before = hand_on(k, nil)
   end
   local why = clash(k, value, c)
@@ -300,8 +295,10 @@ local function acquire(k, c, wait)
   end
   if not wait then return { 'busy', call('PTTL', k.lock) } end
   settle(k, value)
-  enqueue(k, c, next_number(k, c))
-  return queued(k, c.id)
+  local ticket = num(next_number(k, c))
+  call('ZADD', k.queue, ticket, c.id)
+  refresh(k, c)
+  return queued(k, c.id, ticket)
 end
 
 -- Takes a holder out, whatever its token. Whether it was there, and by which token.
