@@ -87,7 +87,12 @@ impl Floor {
 
     /// The median of some hand-offs, in seconds.
     pub(crate) fn measure(&mut self) -> f64 {
-        crate::measure::median((0..Self::HAND_OFFS).map(|_| self.hand_off()))
+        crate::measure::median(self.hand_offs())
+    }
+
+    /// Some hand-offs, in seconds.
+    pub(crate) fn hand_offs(&mut self) -> Vec<f64> {
+        (0..Self::HAND_OFFS).map(|_| self.hand_off()).collect()
     }
 
     fn hand_off(&mut self) -> f64 {

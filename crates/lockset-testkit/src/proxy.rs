@@ -21,6 +21,8 @@ struct Desk {
 /// Rules hold for the connections that were there when they were made.
 #[derive(Debug, Default)]
 struct Rules {
+    /// Where new connections lead.
+    server: u16,
     connections: Vec<TcpStream>,
     held_below: usize,
     deaf_below: usize,
@@ -54,13 +56,20 @@ impl Proxy {
     pub fn before(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (port, desk) = (listener.local_addr().unwrap().port(), Arc::<Desk>::default());
-        let its_desk = desk.clone();
+        let (its_desk, proxy) = (desk.clone(), Self { port, desk });
+        proxy.lead_to(server);
         std::thread::spawn(move || {
             for client in listener.incoming() {
+                let server = its_desk.rules.lock().unwrap().server;
                 its_desk.join(client.unwrap(), server);
             }
         });
-        Self { port, desk }
+        proxy
+    }
+
+    /// From now on new connections lead to the server on this port.
+    pub fn lead_to(&self, server: u16) {
+        self.desk.rules.lock().unwrap().server = server;
     }
 
     /// The port that leads through it.

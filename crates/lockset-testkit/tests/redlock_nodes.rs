@@ -11,6 +11,7 @@ use lockset::{Lockset, LossReason, State, Terms, Token};
 use lockset_testkit::crowd::Crowd;
 use lockset_testkit::log::Log;
 use lockset_testkit::oracle::Belief;
+use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{DURABLE, RedisServer, RedlockNodes, Skew};
 use lockset_testkit::steps::{
     assert_told, claim, client, lock, lost, served, until, waiter, within,
@@ -118,7 +119,6 @@ async fn frozen_nodes_cost_their_time_once_and_come_back() {
     assert_eq!(kept.state(), State::Held);
 }
 
-/// Nobody queues there, and a quorum has refused before it could answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quorum_that_was_silent_is_asked_again_at_once() {
     let servers = five();
@@ -134,6 +134,7 @@ async fn a_quorum_that_was_silent_is_asked_again_at_once() {
     guard.release().await.unwrap();
 }
 
+/// Nobody queues there, and a quorum has refused before it could answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_node_costs_its_time_once_however_often_somebody_tries() {
     let servers = RedlockNodes::start(3, DURABLE);
@@ -202,18 +203,7 @@ async fn a_slow_node_costs_its_time_now_and_then_only() {
     let servers = Arc::new(five());
     let locks = client(&format!("{}?node_timeout=300ms", servers.url()), TTL).await;
     lock(&locks, "warm").await.release().await.unwrap();
-    let is_slow = Arc::new(AtomicBool::new(true));
-    let slowing = std::thread::spawn({
-        let (servers, is_slow) = (servers.clone(), is_slow.clone());
-        move || {
-            while is_slow.load(Ordering::Relaxed) {
-                servers.signal(&[0], Signal::STOP);
-                std::thread::sleep(Duration::from_millis(700));
-                servers.signal(&[0], Signal::CONT);
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        }
-    });
+    let slowed = Slowed::now(&servers, 0, Duration::from_millis(700));
     let mut took = Vec::new();
     for _ in 0..60 {
         let began = Instant::now();
@@ -221,12 +211,80 @@ async fn a_slow_node_costs_its_time_now_and_then_only() {
         took.push(began.elapsed());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    is_slow.store(false, Ordering::Relaxed);
-    slowing.join().unwrap();
+    drop(slowed);
     let often = took.iter().filter(|took| **took > Duration::from_millis(250)).count();
     assert!(often <= 3, "{often} of {} were slow: {took:?}", took.len());
     let _kept = lock(&locks, "kept").await;
     until("it is used again", || all_hold(&servers, "kept"));
+}
+
+/// One that never answers quickly is left out, but better than none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_node_is_used_when_there_is_no_quorum_without_it() {
+    let servers = Arc::new(RedlockNodes::start(3, DURABLE));
+    let locks = client(&servers.url(), TTL).await;
+    lock(&locks, "warm").await.release().await.unwrap();
+    let noted = lock(&locks, "noted").await;
+    let slowed = Slowed::now(&servers, 2, Duration::from_millis(600));
+    // Whoever changes a note waits for all nodes, until their time is over.
+    for _ in 0..3 {
+        noted.set_note("one is left out").await.unwrap();
+    }
+    noted.release().await.unwrap();
+    servers.signal(&[0], Signal::STOP);
+    let two = locks.mutex("two").unwrap();
+    within(SOON, "a lock of two", two.lock()).await.unwrap().release().await.unwrap();
+    drop(slowed);
+    servers.signal(&[0], Signal::CONT);
+}
+
+/// A node that stands still most of the time, until this is dropped.
+struct Slowed {
+    is_slow: Arc<AtomicBool>,
+    slowing: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Slowed {
+    fn now(servers: &Arc<RedlockNodes>, node: usize, for_so_long: Duration) -> Self {
+        let is_slow = Arc::new(AtomicBool::new(true));
+        let (servers, on) = (servers.clone(), is_slow.clone());
+        let slowing = std::thread::spawn(move || {
+            while on.load(Ordering::Relaxed) {
+                servers.signal(&[node], Signal::STOP);
+                std::thread::sleep(for_so_long);
+                servers.signal(&[node], Signal::CONT);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        Self { is_slow, slowing: Some(slowing) }
+    }
+}
+
+impl Drop for Slowed {
+    fn drop(&mut self) {
+        self.is_slow.store(false, Ordering::Relaxed);
+        self.slowing.take().unwrap().join().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_turns_out_to_be_another_is_not_counted() {
+    let servers = RedlockNodes::start(3, DURABLE);
+    let proxy = Proxy::before(servers.nodes[2].port());
+    let [first, second] = [0, 1].map(|node| servers.nodes[node].port());
+    let hosts = format!("127.0.0.1:{first},127.0.0.1:{second},127.0.0.1:{}", proxy.port());
+    let locks = client(&format!("redlock://{hosts}"), TTL).await;
+    let mutex = locks.mutex("one").unwrap();
+    within(SOON, "a lock", mutex.lock()).await.unwrap().release().await.unwrap();
+    let before = proxy.connections();
+    proxy.lead_to(second);
+    proxy.cut();
+    until("it is connected again", || proxy.connections() > before);
+    servers.nodes[0].kill();
+    for _ in 0..5 {
+        let granted = within(SOON, "an answer", mutex.try_lock()).await;
+        assert!(granted.is_err(), "one server was counted twice: {granted:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -204,7 +204,7 @@ fn redis_options(url: &EngineUrl) -> Result<crate::engine::redis::RedisOptions> 
 
 #[cfg(feature = "redis")]
 async fn open_redlock(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
-    use crate::engine::redis::{Redis, RedisOptions};
+    use crate::engine::redis::{Quorum, Redis, RedisOptions};
     use crate::engine::redlock::{Redlock, RedlockOptions};
 
     url.allow_options(&["prefix", "node_timeout", "max_ttl", "ca", "cert", "key"])?;
@@ -217,9 +217,10 @@ async fn open_redlock(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
     let scheme = if url.scheme == "redlocks" { "rediss" } else { "redis" };
     let rest = url.rest.strip_prefix("//").unwrap_or(&url.rest);
     let (hosts, db) = rest.split_once('/').unwrap_or((rest, ""));
+    let quorum = Quorum::new(options.max_ttl);
     let nodes = hosts.split(',').map(|host| {
         let url = format!("{scheme}://{host}/{db}");
-        Redis::connect(RedisOptions { url, rest: Some(options.max_ttl), ..like.clone() })
+        Redis::connect(RedisOptions { url, quorum: Some(quorum.clone()), ..like.clone() })
     });
     let mut engines = Vec::<Arc<dyn Engine>>::new();
     for node in futures_util::future::join_all(nodes).await {

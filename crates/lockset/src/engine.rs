@@ -89,7 +89,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// release stands whatever becomes of `next`, which finds out by its own request.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] if the claim does not hold the lock; `next` is then untouched.
+    /// [`Error::NotHeld`] if the claim does not hold the lock. `next` then has to ask for itself,
+    /// or to be withdrawn, as after any other error.
     async fn release(
         &self,
         claim: &Claim,
@@ -156,6 +157,11 @@ pub struct Vitals {
     pub run: Option<String>,
     /// Settings by which it may break a promise, in words.
     pub worries: Vec<String>,
+}
+
+/// Why two homes cannot both be counted.
+fn same_server(one: &str, other: &str) -> String {
+    format!("{one} and {other} are the same server, which would count twice; name each node once")
 }
 
 /// The part of a lease that is given up for clocks that do not run equally fast: 1 % + 2 ms.

@@ -33,6 +33,7 @@ use self::look::Watch;
 use self::nodes::Nodes;
 use self::scripts::Scripts;
 use self::servers::Servers;
+pub use self::vitals::Quorum;
 use self::waiting::{Waiter, Waiters};
 use super::watch::told_once;
 use super::{
@@ -96,9 +97,9 @@ pub struct RedisOptions {
     pub client_certificate: Option<(PathBuf, PathBuf)>,
     /// `user:password` (or `:password`) for the sentinels; those in the URL are for the servers.
     pub sentinel_login: Option<String>,
-    /// For a node of a quorum: it may be down when it is connected, and after a start it is not
-    /// used for so long, unless it keeps every write that it acknowledged.
-    pub rest: Option<Duration>,
+    /// For a node of a quorum, which may be down when it is connected: what it shares with the
+    /// others.
+    pub quorum: Option<Arc<Quorum>>,
 }
 
 impl std::fmt::Debug for RedisOptions {
@@ -119,7 +120,7 @@ impl Default for RedisOptions {
             ca: None,
             client_certificate: None,
             sentinel_login: None,
-            rest: None,
+            quorum: None,
         }
     }
 }

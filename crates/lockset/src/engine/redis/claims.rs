@@ -506,7 +506,10 @@ impl Core {
             };
         }
         // One that replicas must confirm finds out by its own request.
-        let next = next.filter(|next| self.policy(next) == Replicas::None);
+        let next = next.filter(|next| {
+            self.policy(next) == Replicas::None
+                && next.floor.is_none_or(|floor| check_token(floor).is_ok())
+        });
         let sent = self.clock.now();
         let waiter = next.map(|next| {
             let waiter = self.waiters.enter(next);

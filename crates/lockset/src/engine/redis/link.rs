@@ -35,7 +35,7 @@ const SHARDED: char = '~';
 const ANYWHERE: char = '^';
 
 /// The code of our own for a server that rests.
-const RESTS: &str = "RESTS";
+pub(super) const RESTS: &str = "RESTS";
 
 /// Takes what the server pushes.
 pub(super) type Postman = Arc<dyn Fn(&[u8]) + Send + Sync>;
@@ -306,8 +306,8 @@ impl Maker {
         let (role, time): (Value, (u64, u64)) =
             redis::pipe().cmd("ROLE").cmd("TIME").query_async(&mut connection).await?;
         self.replicas.fetch_max(replicas_of_master(&role)?, Ordering::Relaxed);
-        if let Some(rest) = self.servers.rest {
-            rested(&mut connection, rest).await?;
+        if let Some(quorum) = &self.servers.quorum {
+            quorum.admit(&at, &About::read(&mut connection).await?)?;
         }
         let floor = time.0 * 1_000_000 + time.1;
         Ok(Up {
@@ -422,15 +422,6 @@ async fn subscribe(
     }
 }
 
-/// Refuses a server that was started lately and may have forgotten what it granted.
-async fn rested(connection: &mut MultiplexedConnection, rest: Duration) -> Result<(), RedisError> {
-    let left = About::read(connection).await?.rests_for(rest);
-    if left.is_zero() {
-        return Ok(());
-    }
-    Err((redis::ErrorKind::Extension, "the server was started lately", RESTS.to_owned()).into())
-}
-
 /// How many replicas are connected, if this is a master.
 fn replicas_of_master(role: &Value) -> Result<u32, RedisError> {
     let Value::Array(parts) = role else { return Ok(0) };
@@ -521,6 +512,9 @@ pub(super) fn judge(error: RedisError) -> Unanswered {
         None if error.is_io_error() || error.is_connection_dropped() => {
             let what = format!("the connection failed: {error}");
             Unanswered::Unknown(failed(what, true, None))
+        }
+        None if error.kind() == redis::ErrorKind::Extension => {
+            Unanswered::Refused(failed(detail, false, None))
         }
         None if !code.is_empty() => {
             Unanswered::Refused(told(&format!("the server answered: {detail}"), false))

@@ -116,7 +116,7 @@ impl Nodes {
 /// The connection to the one server. A node of a quorum may be down for now.
 async fn one_link(maker: Maker) -> Result<Link> {
     match Link::open(maker.clone()).await {
-        Err(error) if error.is_retryable() && maker.servers.rest.is_some() => {
+        Err(error) if error.is_retryable() && maker.servers.quorum.is_some() => {
             Ok(Link::begin(maker))
         }
         link => link,

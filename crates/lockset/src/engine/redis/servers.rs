@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{
@@ -10,7 +11,7 @@ use redis::{
 };
 
 use super::link::{failed, judge};
-use super::{MARK_LIFE, RedisOptions};
+use super::{MARK_LIFE, Quorum, RedisOptions};
 use crate::engine::pem::read_pem;
 use crate::error::{Error, Result};
 
@@ -30,8 +31,7 @@ pub(super) struct Servers {
     tls: Option<TlsCertificates>,
     /// How the sentinels are spoken to.
     sentinel_like: Option<ConnectionInfo>,
-    /// How long a server is left alone after a start, if it is a node of a quorum.
-    pub(super) rest: Option<Duration>,
+    pub(super) quorum: Option<Arc<Quorum>>,
 }
 
 /// How the servers belong together.
@@ -90,7 +90,14 @@ impl Servers {
         let sentinel_like = mannered(sentinel_like, redis::ProtocolVersion::RESP2);
         let sentinel_like = matches!(shape, Shape::Sentinel(_)).then_some(sentinel_like);
         let tls = certificates(options, base == "rediss")?;
-        Ok(Self { shape, hosts: addresses, like, tls, sentinel_like, rest: options.rest })
+        Ok(Self {
+            shape,
+            hosts: addresses,
+            like,
+            tls,
+            sentinel_like,
+            quorum: options.quorum.clone(),
+        })
     }
 
     /// Which home this is, without secrets.

@@ -1,15 +1,53 @@
 //! How a server is: which run of it this is, and which of its settings could break a promise.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{RedisError, Value};
+use redis::{ErrorKind, RedisError, Value};
 
-use super::link::{Unanswered, judge};
+use super::link::{RESTS, Unanswered, judge};
+use super::servers::Address;
 use super::{Core, PATIENCE};
-use crate::engine::Vitals;
+use crate::engine::{Vitals, same_server};
 use crate::error::Result;
+use crate::mutual::unpoisoned;
+
+/// What the nodes of one quorum share.
+#[derive(Debug)]
+pub struct Quorum {
+    rest: Duration,
+    /// Which run of a server each connection was last made to.
+    runs: Mutex<HashMap<Address, String>>,
+}
+
+impl Quorum {
+    /// A server that does not keep every write that it acknowledged is not used for `rest` after a
+    /// start. One that is there under another address as well is not used at all.
+    pub fn new(rest: Duration) -> Arc<Self> {
+        Arc::new(Self { rest, runs: Mutex::default() })
+    }
+
+    /// Refuses a server that cannot be counted, whenever a connection to it is made: an address may
+    /// lead to another server than it did before.
+    pub(super) fn admit(&self, at: &Address, about: &About) -> Result<(), RedisError> {
+        let refused = |why: String| Err((ErrorKind::Extension, "it cannot be counted", why).into());
+        if let Some(run) = &about.run {
+            let mut runs = unpoisoned(&self.runs);
+            runs.remove(at);
+            if let Some((other, _)) = runs.iter().find(|(_, other)| *other == run) {
+                let [one, other] = [at, other].map(|(host, port)| format!("{host}:{port}"));
+                return refused(same_server(&one, &other));
+            }
+            runs.insert(at.clone(), run.clone());
+        }
+        match about.rests_for(self.rest).is_zero() {
+            true => Ok(()),
+            false => refused(RESTS.to_owned()),
+        }
+    }
+}
 
 /// What a server says of itself.
 #[derive(Debug, Default)]

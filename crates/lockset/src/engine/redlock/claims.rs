@@ -167,7 +167,7 @@ impl Core {
     ) {
         match &answer {
             Ok(_) => self.nodes.answered(node),
-            Err(Error::Unreachable { .. }) => self.nodes.leave_out(node),
+            Err(Error::Unreachable { .. }) => self.nodes.is_gone(node),
             Err(_) => {}
         }
         let fate = {
@@ -232,7 +232,7 @@ impl Core {
         let all = futures_util::future::join_all(each);
         if self.clock.before(self.clock.now() + timeout, all).await.is_none() {
             let silent = attempt.state().those(is_something);
-            silent.into_iter().for_each(|node| self.nodes.is_silent(node));
+            silent.into_iter().for_each(|node| self.nodes.leave_out(node));
         }
     }
 }
@@ -260,7 +260,7 @@ impl<'a> Round<'a> {
             // for.
             let mut state = attempt.state();
             let asked = state.those(|at| *at == At::Asked);
-            let out = asked.into_iter().filter(|node| core.nodes.all[*node].is_out());
+            let out = asked.into_iter().filter(|node| !core.nodes.is_worth_asking(*node));
             out.for_each(|node| state.set(node, At::Unknown));
         }
         let (errands, began) = (Errands::new(), core.clock.now());
@@ -323,6 +323,7 @@ impl<'a> Round<'a> {
         let _watched = self.core.nodes.watch_over(door);
         loop {
             tokio::select! {
+                biased;
                 Some((_, answer)) = self.errands.next() => return Some(answer),
                 () = self.core.nodes.all[door].left_out() => {
                     self.errands.clear();
@@ -395,6 +396,8 @@ impl<'a> Round<'a> {
                 Verdict::Lost | Verdict::Open => {}
             }
             tokio::select! {
+                // What was answered counts, although this client looks only after the time.
+                biased;
                 Some((node, answer)) = self.errands.next() => self.note(node, answer),
                 () = core.clock.sleep_until(limit), if !silent_are_out => {
                     silent_are_out = true;
@@ -418,7 +421,7 @@ impl<'a> Round<'a> {
             Ok(_) => self.core.nodes.answered(node),
             Err(error) => {
                 if matches!(error, Error::Unreachable { .. }) {
-                    self.core.nodes.leave_out(node);
+                    self.core.nodes.is_gone(node);
                 }
                 self.trouble.get_or_insert(error);
             }
@@ -429,13 +432,13 @@ impl<'a> Round<'a> {
         let silent = self.attempt.state().those(|at| *at == At::Asked);
         for node in silent {
             self.attempt.state().set(node, At::Unknown);
-            self.core.nodes.is_silent(node);
+            self.core.nodes.leave_out(node);
         }
     }
 
     fn ask_the_busy_again(&mut self, proposal: Token) {
         let busy = self.attempt.state().those(|at| *at == At::Refused);
-        for node in busy.into_iter().filter(|node| !self.core.nodes.all[*node].is_out()) {
+        for node in busy.into_iter().filter(|node| self.core.nodes.is_worth_asking(*node)) {
             self.errands.push(self.core.ask(self.attempt, node, proposal, Wait::No));
         }
     }

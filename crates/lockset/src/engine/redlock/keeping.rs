@@ -135,7 +135,7 @@ impl Core {
             // Its lease stands, but is the last.
             Err(Error::Lost { reason: LossReason::Revoked, .. }) => {}
             Err(Error::Lost { .. }) => attempt.state().set(node, At::Refused),
-            Err(_) => self.nodes.leave_out(node),
+            Err(_) => self.nodes.is_gone(node),
         }
     }
 
@@ -183,7 +183,7 @@ impl Core {
             let state = attempt.state();
             state.those(|at| !matches!(at, At::Granted(_)))
         };
-        for node in missing.into_iter().filter(|node| !self.nodes.all[*node].is_out()) {
+        for node in missing.into_iter().filter(|node| self.nodes.is_worth_asking(*node)) {
             let (core, attempt) = (self.clone(), attempt.clone());
             self.nodes.in_background(async move { core.sow_at(&attempt, node, token).await });
         }
@@ -239,22 +239,21 @@ impl Core {
                 self.release_at(&attempt, node, grant, next)
             })
             .collect();
-        let began = self.clock.now();
+        let mut limit = self.clock.now() + self.patience(claim.ttl).max(RELEASED);
         let (mut yes, mut no) = (0, 0);
         // The door must have its say if it takes somebody along, who asks there next.
         while yes < self.nodes.quorum || following.is_some() {
-            let patience = match yes < self.nodes.quorum {
-                true => self.patience(claim.ttl).max(RELEASED),
-                false => self.node_timeout(claim.ttl),
-            };
-            let answer = self.clock.before(began + patience, answers.next()).await;
+            let answer = self.clock.before(limit, answers.next()).await;
             let Some((node, answer)) = answer.flatten() else { break };
             following.take_if(|next| next.door == node);
             yes += usize::from(answer.is_ok());
             no += usize::from(matches!(answer, Err(Error::NotHeld { .. })));
             self.note_release(&attempt, node, answer);
+            if yes == self.nodes.quorum {
+                limit = limit.min(self.clock.now() + self.node_timeout(claim.ttl));
+            }
         }
-        following.iter().for_each(|silent| self.nodes.is_silent(silent.door));
+        following.iter().for_each(|silent| self.nodes.leave_out(silent.door));
         if !answers.is_empty() {
             self.nodes.beside_the_caller(async move {
                 while let Some((node, answer)) = answers.next().await {
@@ -426,12 +425,11 @@ impl Core {
 
     /// Whether a node has withdrawn this attempt in its time.
     async fn withdraw_at(&self, node: usize, claim: &Claim) -> (usize, bool) {
-        let one = &self.nodes.all[node];
-        if one.is_out() {
+        if !self.nodes.is_worth_asking(node) {
             return (node, false);
         }
         let limit = self.clock.now() + self.patience(claim.ttl);
-        let done = self.clock.before(limit, one.engine.withdraw(claim)).await;
+        let done = self.clock.before(limit, self.nodes.all[node].engine.withdraw(claim)).await;
         (node, matches!(done, Some(Ok(()))))
     }
 
@@ -456,7 +454,7 @@ impl Core {
         let (attempt, token) = self.holding(claim, grant).ok_or_else(lost)?;
         let granted: Vec<_> = {
             let state = attempt.state();
-            let is_well = |node: usize| !self.nodes.all[node].is_out();
+            let is_well = |node: usize| self.nodes.is_worth_asking(node);
             let well = state.granted().filter(|(node, _)| is_well(*node)).count();
             let enough = well >= self.nodes.quorum;
             let granted = state.granted().filter(|(node, _)| !enough || is_well(*node));
@@ -485,7 +483,7 @@ impl Core {
             yes += usize::from(answer.is_ok());
             gone += usize::from(matches!(answer, Err(Error::Lost { .. })));
         }
-        silent.into_iter().for_each(|node| self.nodes.is_silent(node));
+        silent.into_iter().for_each(|node| self.nodes.leave_out(node));
         match () {
             () if yes >= self.nodes.quorum => Ok(attempt.grant(token, self.nodes.quorum)),
             () if gone > self.nodes.all.len() - self.nodes.quorum => Err(lost()),

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::ENGINE;
 use crate::clock::Clock;
-use crate::engine::{Engine, Vitals};
+use crate::engine::{Engine, Vitals, same_server};
 use crate::error::{Error, Result};
 
 /// How often a node that was left out is asked whether it is back.
@@ -34,6 +34,9 @@ const TELL: Duration = Duration::from_secs(3);
 pub(super) struct Node {
     pub(super) engine: Arc<dyn Engine>,
     out: watch::Sender<bool>,
+    /// It could not be asked, or is another node under a second address: who it is has to be found
+    /// out before it is used again.
+    strange: AtomicBool,
     /// Somebody asks already whether it is back.
     asked_for: AtomicBool,
     /// How many queue there and want to know if it falls silent.
@@ -47,6 +50,7 @@ impl Node {
         Self {
             engine,
             out: watch::Sender::new(false),
+            strange: AtomicBool::new(false),
             asked_for: AtomicBool::new(false),
             watchers: AtomicUsize::new(0),
             watched: AtomicBool::new(false),
@@ -55,6 +59,10 @@ impl Node {
 
     pub(super) fn is_out(&self) -> bool {
         *self.out.borrow()
+    }
+
+    fn is_strange(&self) -> bool {
+        self.strange.load(Ordering::Acquire)
     }
 
     /// Pending until the node is left out.
@@ -103,35 +111,35 @@ impl Nodes {
         Self { all, quorum, timeout, clock, home: Handle::current(), runs }
     }
 
-    /// The nodes that are worth asking: all, if there is no quorum without those left out.
+    /// The nodes that are worth asking.
     pub(super) fn worth_asking(&self) -> Vec<usize> {
-        let every = self.lacks_a_quorum();
-        (0..self.all.len()).filter(|node| every || !self.all[*node].is_out()).collect()
+        (0..self.all.len()).filter(|node| self.is_worth_asking(*node)).collect()
     }
 
-    fn well(&self) -> usize {
-        self.all.iter().filter(|node| !node.is_out()).count()
+    /// If there is no quorum without those left out, they are: perhaps it was this client that was
+    /// slow, and nothing is won by asking fewer.
+    pub(super) fn is_worth_asking(&self, node: usize) -> bool {
+        let one = &self.all[node];
+        !one.is_out() || (self.lacks_a_quorum() && !one.is_strange())
     }
 
     fn lacks_a_quorum(&self) -> bool {
-        self.well() < self.quorum
+        self.all.iter().filter(|node| !node.is_out()).count() < self.quorum
     }
 
-    /// Where everybody queues, so that contenders do not split the votes: the first that is not
-    /// left out.
+    /// Where everybody queues, so that contenders do not split the votes: the first that is worth
+    /// asking.
     pub(super) fn door(&self) -> Option<usize> {
-        (0..self.all.len()).find(|node| !self.all[*node].is_out())
+        (0..self.all.len()).find(|node| self.is_worth_asking(*node))
     }
 
-    /// This node said nothing in its time. If that goes for most of them, it may be this client
-    /// that was slow, and nothing is won by asking fewer than a quorum.
-    pub(super) fn is_silent(self: &Arc<Self>, node: usize) {
-        if self.well() > self.quorum {
-            self.leave_out(node);
-        }
+    /// This node cannot be asked: perhaps another server is there next time.
+    pub(super) fn is_gone(self: &Arc<Self>, node: usize) {
+        self.all[node].strange.store(true, Ordering::Release);
+        self.leave_out(node);
     }
 
-    /// This node cannot be asked.
+    /// This node did not answer in its time.
     pub(super) fn leave_out(self: &Arc<Self>, node: usize) {
         let one = &self.all[node];
         if !one.out.send_replace(true) {
@@ -145,7 +153,7 @@ impl Nodes {
 
     /// This node answered, however late: it is used again if there is no quorum without it.
     pub(super) fn answered(&self, node: usize) {
-        if self.lacks_a_quorum() {
+        if self.lacks_a_quorum() && !self.all[node].is_strange() {
             self.is_back(node);
         }
     }
@@ -191,10 +199,12 @@ impl Nodes {
             if let Some(other) =
                 (0..runs.len()).find(|other| *other != node && is_it(&runs[*other]))
             {
+                one.strange.store(true, Ordering::Release);
                 let (one, other) = (one.engine.identity(), self.all[other].engine.identity());
                 return Err(failed(same_server(&one, &other), false));
             }
         }
+        one.strange.store(false, Ordering::Release);
         runs[node] = vitals.run.clone();
         Ok(vitals)
     }
@@ -218,8 +228,8 @@ impl Nodes {
                 match self.clock.before(limit, self.look_at(node)).await {
                     Some(Ok(_)) => {}
                     Some(Err(Error::Closed)) => return,
-                    Some(Err(_)) => self.leave_out(node),
-                    None => self.is_silent(node),
+                    Some(Err(_)) => self.is_gone(node),
+                    None => self.leave_out(node),
                 }
                 self.clock.sleep_until(self.clock.now() + LOOK_AGAIN).await;
             }
@@ -242,10 +252,6 @@ impl Nodes {
     pub(super) fn beside_the_caller(&self, work: impl Future<Output = ()> + Send + 'static) {
         Handle::try_current().unwrap_or_else(|_| self.home.clone()).spawn(work);
     }
-}
-
-fn same_server(one: &str, other: &str) -> String {
-    format!("{one} and {other} are the same server, which would count twice; name each node once")
 }
 
 pub(super) fn failed(what: String, retryable: bool) -> Error {

@@ -68,7 +68,7 @@ impl Core {
                 Err(error) => trouble = Some(error),
             }
         }
-        asked.into_iter().for_each(|node| self.nodes.is_silent(node));
+        asked.into_iter().for_each(|node| self.nodes.leave_out(node));
         let (quorum, all) = (self.nodes.quorum, self.nodes.all.len());
         if found.len() >= quorum {
             return Ok(found);
