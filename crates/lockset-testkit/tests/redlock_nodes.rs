@@ -287,6 +287,30 @@ async fn a_node_that_turns_out_to_be_another_is_not_counted() {
     }
 }
 
+/// Whoever comes next asks there first.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_released_is_free_at_the_door() {
+    let servers = RedlockNodes::start(3, DURABLE);
+    let proxy = Proxy::before(servers.nodes[0].port());
+    let [second, third] = [1, 2].map(|node| servers.nodes[node].port());
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{second},127.0.0.1:{third}", proxy.port());
+    let ours = client(&format!("redlock://{hosts}?node_timeout=2s"), TTL).await;
+    let theirs = client(&servers.url(), TTL).await;
+    let guard = lock(&ours, "door").await;
+    until("all nodes hold it", || all_hold(&servers, "door"));
+    proxy.hold_requests();
+    let handed_over = async {
+        guard.release().await.unwrap();
+        theirs.mutex("door").unwrap().try_lock().await.unwrap()
+    };
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        proxy.let_pass();
+    };
+    let (next, ()) = tokio::join!(handed_over, late);
+    assert!(next.is_some(), "it was released, and is not free");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_are_served_although_the_door_freezes() {
     let servers = five();

@@ -169,7 +169,7 @@ impl Redlock {
                 }
                 Err(error) if !error.is_retryable() => return Err(error),
                 Err(error) => {
-                    nodes.is_gone(node);
+                    nodes.leave_out(node);
                     trouble.get_or_insert(error);
                 }
             }

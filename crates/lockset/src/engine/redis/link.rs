@@ -307,7 +307,7 @@ impl Maker {
             redis::pipe().cmd("ROLE").cmd("TIME").query_async(&mut connection).await?;
         self.replicas.fetch_max(replicas_of_master(&role)?, Ordering::Relaxed);
         if let Some(quorum) = &self.servers.quorum {
-            quorum.admit(&at, &About::read(&mut connection).await?)?;
+            quorum.admit(&at, &About::read(&mut connection).await?, listens)?;
         }
         let floor = time.0 * 1_000_000 + time.1;
         Ok(Up {
@@ -513,7 +513,7 @@ pub(super) fn judge(error: RedisError) -> Unanswered {
             let what = format!("the connection failed: {error}");
             Unanswered::Unknown(failed(what, true, None))
         }
-        None if error.kind() == redis::ErrorKind::Extension => {
+        None if error.kind() == redis::ErrorKind::Extension && error.code().is_none() => {
             Unanswered::Refused(failed(detail, false, None))
         }
         None if !code.is_empty() => {

@@ -30,11 +30,23 @@ impl Quorum {
     }
 
     /// Refuses a server that cannot be counted, whenever a connection to it is made: an address may
-    /// lead to another server than it did before.
-    pub(super) fn admit(&self, at: &Address, about: &About) -> Result<(), RedisError> {
+    /// lead to another server than it did before. One beside the client's own connection must lead
+    /// to where that one does.
+    pub(super) fn admit(
+        &self,
+        at: &Address,
+        about: &About,
+        is_own: bool,
+    ) -> Result<(), RedisError> {
         let refused = |why: String| Err((ErrorKind::Extension, "it cannot be counted", why).into());
         if let Some(run) = &about.run {
             let mut runs = unpoisoned(&self.runs);
+            if !is_own {
+                return match runs.get(at) == Some(run) {
+                    true => Ok(()),
+                    false => refused("the address leads to another server than before".to_owned()),
+                };
+            }
             runs.remove(at);
             if let Some((other, _)) = runs.iter().find(|(_, other)| *other == run) {
                 let [one, other] = [at, other].map(|(host, port)| format!("{host}:{port}"));

@@ -167,7 +167,7 @@ impl Core {
     ) {
         match &answer {
             Ok(_) => self.nodes.answered(node),
-            Err(Error::Unreachable { .. }) => self.nodes.is_gone(node),
+            Err(error) if cannot_be_asked(error) => self.nodes.leave_out(node),
             Err(_) => {}
         }
         let fate = {
@@ -285,7 +285,7 @@ impl<'a> Round<'a> {
     async fn through_the_door(&mut self) -> Outcome {
         let proposal = self.core.propose();
         let door = self.door;
-        if self.core.nodes.all[door].is_out() {
+        if !self.core.nodes.is_worth_asking(door) {
             return self.lost();
         }
         if !self.is_let_in() {
@@ -320,12 +320,13 @@ impl<'a> Round<'a> {
         self.errands.push(self.core.ask(self.attempt, door, proposal, self.wait));
         let mut look_elsewhere = self.began + self.attempt.claim.ttl;
         let mut stuck = None;
+        let mut leavings = self.core.nodes.all[door].leavings();
         let _watched = self.core.nodes.watch_over(door);
         loop {
             tokio::select! {
                 biased;
                 Some((_, answer)) = self.errands.next() => return Some(answer),
-                () = self.core.nodes.all[door].left_out() => {
+                () = leavings.next() => {
                     self.errands.clear();
                     let what = "the node where it queued does not answer any more".to_owned();
                     return Some(Err(failed(what, true)));
@@ -420,8 +421,8 @@ impl<'a> Round<'a> {
         match answer {
             Ok(_) => self.core.nodes.answered(node),
             Err(error) => {
-                if matches!(error, Error::Unreachable { .. }) {
-                    self.core.nodes.is_gone(node);
+                if cannot_be_asked(&error) {
+                    self.core.nodes.leave_out(node);
                 }
                 self.trouble.get_or_insert(error);
             }
@@ -518,6 +519,7 @@ impl<'a> Round<'a> {
         match self.trouble.take() {
             Some(error) if !matches!(error, Error::Unreachable { .. }) => Outcome::Failed(error),
             _ if answers >= quorum => Outcome::Busy,
+            Some(error) if !error.is_retryable() => Outcome::Failed(error),
             trouble => {
                 let why = trouble.map(|error| format!("; {error}")).unwrap_or_default();
                 let what = format!("{answers} of {all} nodes answered, {quorum} are needed{why}");
@@ -525,6 +527,11 @@ impl<'a> Round<'a> {
             }
         }
     }
+}
+
+/// Whether a node is not there, and not only one name at it.
+fn cannot_be_asked(error: &Error) -> bool {
+    matches!(error, Error::Unreachable { retryable: true, .. })
 }
 
 /// Whether there may be something to give back.

@@ -135,7 +135,8 @@ impl Core {
             // Its lease stands, but is the last.
             Err(Error::Lost { reason: LossReason::Revoked, .. }) => {}
             Err(Error::Lost { .. }) => attempt.state().set(node, At::Refused),
-            Err(_) => self.nodes.is_gone(node),
+            Err(error) if error.is_retryable() => self.nodes.leave_out(node),
+            Err(_) => {}
         }
     }
 
@@ -231,7 +232,9 @@ impl Core {
         };
         self.forget(&attempt);
         unknown.into_iter().for_each(|node| self.take_back_later(&attempt, node));
-        let mut following = next.and_then(|next| self.take_along(next, &granted));
+        let held_at = |node: &usize| granted.iter().any(|(granted, _)| granted == node);
+        let mut door = self.nodes.door().filter(held_at);
+        let following = next.zip(door).and_then(|(next, door)| self.take_along(next, door));
         let mut answers: FuturesUnordered<_> = granted
             .into_iter()
             .map(|(node, grant)| {
@@ -241,11 +244,11 @@ impl Core {
             .collect();
         let mut limit = self.clock.now() + self.patience(claim.ttl).max(RELEASED);
         let (mut yes, mut no) = (0, 0);
-        // The door must have its say if it takes somebody along, who asks there next.
-        while yes < self.nodes.quorum || following.is_some() {
+        // The door must have its say, in its time: whoever is next asks there first.
+        while yes < self.nodes.quorum || door.is_some() {
             let answer = self.clock.before(limit, answers.next()).await;
             let Some((node, answer)) = answer.flatten() else { break };
-            following.take_if(|next| next.door == node);
+            door.take_if(|door| *door == node);
             yes += usize::from(answer.is_ok());
             no += usize::from(matches!(answer, Err(Error::NotHeld { .. })));
             self.note_release(&attempt, node, answer);
@@ -253,7 +256,7 @@ impl Core {
                 limit = limit.min(self.clock.now() + self.node_timeout(claim.ttl));
             }
         }
-        following.iter().for_each(|silent| self.nodes.leave_out(silent.door));
+        door.iter().for_each(|silent| self.nodes.leave_out(*silent));
         if !answers.is_empty() {
             self.nodes.beside_the_caller(async move {
                 while let Some((node, answer)) = answers.next().await {
@@ -266,11 +269,8 @@ impl Core {
 
     /// The first attempt of the claim that is next, which a release takes along to the door. Noted
     /// before it is looked whether the claim was withdrawn: whoever withdraws it does the reverse.
-    fn take_along(&self, next: &Claim, granted: &[(usize, Grant)]) -> Option<Following> {
-        let door = self.nodes.door()?;
-        if self.check(next).is_err() || granted.iter().all(|(node, _)| *node != door) {
-            return None;
-        }
+    fn take_along(&self, next: &Claim, door: usize) -> Option<Following> {
+        self.check(next).ok()?;
         let attempt = self.begin(next, 0);
         attempt.state().set(door, At::Asked);
         if self.is_withdrawn(next.id) {

@@ -34,9 +34,10 @@ const TELL: Duration = Duration::from_secs(3);
 pub(super) struct Node {
     pub(super) engine: Arc<dyn Engine>,
     out: watch::Sender<bool>,
-    /// It could not be asked, or is another node under a second address: who it is has to be found
-    /// out before it is used again.
-    strange: AtomicBool,
+    /// It did not answer in its time, and is needed for a quorum all the same.
+    silent: AtomicBool,
+    /// It is another node under a second address, as far as is known.
+    doubled: AtomicBool,
     /// Somebody asks already whether it is back.
     asked_for: AtomicBool,
     /// How many queue there and want to know if it falls silent.
@@ -50,26 +51,36 @@ impl Node {
         Self {
             engine,
             out: watch::Sender::new(false),
-            strange: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
+            doubled: AtomicBool::new(false),
             asked_for: AtomicBool::new(false),
             watchers: AtomicUsize::new(0),
             watched: AtomicBool::new(false),
         }
     }
 
-    pub(super) fn is_out(&self) -> bool {
+    fn is_out(&self) -> bool {
         *self.out.borrow()
     }
 
-    fn is_strange(&self) -> bool {
-        self.strange.load(Ordering::Acquire)
+    fn is_well(&self) -> bool {
+        !self.is_out() && !self.silent.load(Ordering::Acquire)
     }
 
-    /// Pending until the node is left out.
-    pub(super) async fn left_out(&self) {
-        let mut out = self.out.subscribe();
-        // The sender lives in this very node.
-        let _ = out.wait_for(|out| *out).await;
+    /// Tells whenever the node is left out, from now on.
+    pub(super) fn leavings(&self) -> Leavings {
+        Leavings(self.out.subscribe())
+    }
+}
+
+/// When a node is left out.
+pub(super) struct Leavings(watch::Receiver<bool>);
+
+impl Leavings {
+    /// Pending until the node is left out, once more if it is already.
+    pub(super) async fn next(&mut self) {
+        // The sender lives as long as the node, which is never dropped before whoever asks here.
+        while self.0.changed().await.is_ok() && !*self.0.borrow_and_update() {}
     }
 }
 
@@ -120,11 +131,11 @@ impl Nodes {
     /// slow, and nothing is won by asking fewer.
     pub(super) fn is_worth_asking(&self, node: usize) -> bool {
         let one = &self.all[node];
-        !one.is_out() || (self.lacks_a_quorum() && !one.is_strange())
+        !one.is_out() || (self.lacks_a_quorum() && !one.doubled.load(Ordering::Acquire))
     }
 
     fn lacks_a_quorum(&self) -> bool {
-        self.all.iter().filter(|node| !node.is_out()).count() < self.quorum
+        self.all.iter().filter(|node| node.is_well()).count() < self.quorum
     }
 
     /// Where everybody queues, so that contenders do not split the votes: the first that is worth
@@ -133,16 +144,13 @@ impl Nodes {
         (0..self.all.len()).find(|node| self.is_worth_asking(*node))
     }
 
-    /// This node cannot be asked: perhaps another server is there next time.
-    pub(super) fn is_gone(self: &Arc<Self>, node: usize) {
-        self.all[node].strange.store(true, Ordering::Release);
-        self.leave_out(node);
-    }
-
-    /// This node did not answer in its time.
+    /// This node did not answer in its time. It is left out if there is a quorum without it.
     pub(super) fn leave_out(self: &Arc<Self>, node: usize) {
         let one = &self.all[node];
-        if !one.out.send_replace(true) {
+        let others = self.all.iter().filter(|other| other.is_well() && !Arc::ptr_eq(one, other));
+        if others.count() < self.quorum {
+            one.silent.store(true, Ordering::Release);
+        } else if !one.out.send_replace(true) {
             tracing::warn!(node = %one.engine.identity(), "does not answer and is left out");
         }
         if !one.asked_for.swap(true, Ordering::AcqRel) {
@@ -153,13 +161,14 @@ impl Nodes {
 
     /// This node answered, however late: it is used again if there is no quorum without it.
     pub(super) fn answered(&self, node: usize) {
-        if self.lacks_a_quorum() && !self.all[node].is_strange() {
+        if self.lacks_a_quorum() && !self.all[node].doubled.load(Ordering::Acquire) {
             self.is_back(node);
         }
     }
 
     fn is_back(&self, node: usize) {
         let one = &self.all[node];
+        one.silent.store(false, Ordering::Release);
         if one.is_out() && one.out.send_replace(false) {
             tracing::info!(node = %one.engine.identity(), "answers again");
         }
@@ -194,17 +203,19 @@ impl Nodes {
         let silent = || failed(format!("{} does not answer", one.engine.identity()), true);
         let vitals = told.ok_or_else(silent)??;
         let mut runs = crate::mutual::unpoisoned(&self.runs);
+        // What it was before is past, and may be where another address leads now.
+        runs[node] = None;
         if let Some(run) = &vitals.run {
             let is_it = |other: &Option<String>| other.as_ref() == Some(run);
             if let Some(other) =
                 (0..runs.len()).find(|other| *other != node && is_it(&runs[*other]))
             {
-                one.strange.store(true, Ordering::Release);
+                one.doubled.store(true, Ordering::Release);
                 let (one, other) = (one.engine.identity(), self.all[other].engine.identity());
                 return Err(failed(same_server(&one, &other), false));
             }
         }
-        one.strange.store(false, Ordering::Release);
+        one.doubled.store(false, Ordering::Release);
         runs[node] = vitals.run.clone();
         Ok(vitals)
     }
@@ -228,8 +239,7 @@ impl Nodes {
                 match self.clock.before(limit, self.look_at(node)).await {
                     Some(Ok(_)) => {}
                     Some(Err(Error::Closed)) => return,
-                    Some(Err(_)) => self.is_gone(node),
-                    None => self.leave_out(node),
+                    _ => self.leave_out(node),
                 }
                 self.clock.sleep_until(self.clock.now() + LOOK_AGAIN).await;
             }
