@@ -287,6 +287,35 @@ async fn a_node_that_turns_out_to_be_another_is_not_counted() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_one_node_refuses_is_locked_at_the_others() {
+    let servers = RedlockNodes::start(3, DURABLE);
+    let url = format!("{}?node_timeout=3s", servers.url());
+    let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
+    let other_names_are_quick = async |locks: &Lockset| {
+        let began = Instant::now();
+        lock(locks, "good").await.release().await.unwrap();
+        assert!(began.elapsed() < Duration::from_secs(1), "it was slow: {:?}", began.elapsed());
+    };
+    servers.nodes[0].ask(&["HSET", "lockset:bad", "a", "b"]);
+    let guard = lock(&ours, "bad").await;
+    let mutex = theirs.mutex("bad").unwrap();
+    for _ in 0..3 {
+        assert!(within(SOON, "an answer", mutex.try_lock()).await.unwrap().is_none());
+        other_names_are_quick(&theirs).await;
+    }
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    tokio::time::sleep(TTL / 3).await;
+    guard.release().await.unwrap();
+    served(SOON, waiting).await.release().await.unwrap();
+    other_names_are_quick(&ours).await;
+
+    servers.nodes[1].ask(&["HSET", "lockset:bad", "a", "b"]);
+    let refused = within(SOON, "an answer", ours.mutex("bad").unwrap().lock()).await;
+    assert_told(&refused.unwrap_err(), &["something that is not a lock (WRONGTYPE)"], false);
+    other_names_are_quick(&ours).await;
+}
+
 /// Whoever comes next asks there first.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_released_is_free_at_the_door() {

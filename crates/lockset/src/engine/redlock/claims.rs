@@ -250,6 +250,8 @@ struct Round<'a> {
     door: usize,
     /// Why nodes did not answer, if one said so.
     trouble: Option<Error>,
+    /// What those said who refuse this name, or this client, and will again.
+    refusals: Vec<Error>,
 }
 
 impl<'a> Round<'a> {
@@ -264,7 +266,7 @@ impl<'a> Round<'a> {
             out.for_each(|node| state.set(node, At::Unknown));
         }
         let (errands, began) = (Errands::new(), core.clock.now());
-        Self { core, attempt, wait, errands, began, door, trouble: None }
+        Self { core, attempt, wait, errands, began, door, trouble: None, refusals: Vec::new() }
     }
 
     /// All nodes at once, and nobody waits: one round trip, in the usual case.
@@ -299,6 +301,7 @@ impl<'a> Round<'a> {
         let lifted = match at {
             At::Granted(grant) => grant.token,
             At::Refused => return Outcome::Busy,
+            _ if !self.refusals.is_empty() => return self.past_the_door(proposal).await,
             _ => return self.lost(),
         };
         self.began = self.core.clock.now();
@@ -420,6 +423,7 @@ impl<'a> Round<'a> {
         }
         match answer {
             Ok(_) => self.core.nodes.answered(node),
+            Err(error @ Error::Unreachable { retryable: false, .. }) => self.refusals.push(error),
             Err(error) => {
                 if cannot_be_asked(&error) {
                     self.core.nodes.leave_out(node);
@@ -461,7 +465,7 @@ impl<'a> Round<'a> {
 
     /// Whether enough nodes answer at all.
     fn could_be_won(&self) -> bool {
-        self.trouble.as_ref().is_none_or(Error::is_retryable)
+        self.trouble.as_ref().is_none_or(cannot_be_asked)
             && self.attempt.state().reachable() >= self.core.nodes.quorum
     }
 
@@ -519,8 +523,11 @@ impl<'a> Round<'a> {
         match self.trouble.take() {
             Some(error) if !matches!(error, Error::Unreachable { .. }) => Outcome::Failed(error),
             _ if answers >= quorum => Outcome::Busy,
-            Some(error) if !error.is_retryable() => Outcome::Failed(error),
+            _ if self.refusals.len() > all - quorum => {
+                Outcome::Failed(self.refusals.swap_remove(0))
+            }
             trouble => {
+                let trouble = trouble.or_else(|| self.refusals.pop());
                 let why = trouble.map(|error| format!("; {error}")).unwrap_or_default();
                 let what = format!("{answers} of {all} nodes answered, {quorum} are needed{why}");
                 Outcome::Failed(failed(what, true))

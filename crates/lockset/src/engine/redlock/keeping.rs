@@ -380,8 +380,13 @@ impl Core {
                 Ok(()) | Err(Error::NotHeld { .. }) => {
                     return attempt.state().set(node, At::Nothing);
                 }
-                Err(Error::Closed) => return,
-                Err(_) => attempt.state().set(node, At::Unknown),
+                Err(error) => {
+                    attempt.state().set(node, At::Unknown);
+                    // One that refuses refuses the next time too.
+                    if !error.is_retryable() {
+                        return;
+                    }
+                }
             }
             if self.clock.now() >= long_over {
                 return;

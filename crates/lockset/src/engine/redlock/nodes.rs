@@ -131,7 +131,7 @@ impl Nodes {
     /// slow, and nothing is won by asking fewer.
     pub(super) fn is_worth_asking(&self, node: usize) -> bool {
         let one = &self.all[node];
-        !one.is_out() || (self.lacks_a_quorum() && !one.doubled.load(Ordering::Acquire))
+        !one.doubled.load(Ordering::Acquire) && (!one.is_out() || self.lacks_a_quorum())
     }
 
     fn lacks_a_quorum(&self) -> bool {
