@@ -47,6 +47,10 @@ impl Hand {
     fn half(&self) -> f64 {
         median(self.half.iter().copied())
     }
+
+    fn late(&self) -> f64 {
+        median(self.late.iter().copied())
+    }
 }
 
 pub(crate) fn in_a_process(server: &Server, pace: Pace, table: &mut Table) {
@@ -96,15 +100,19 @@ fn tell(line: &Line, waiters: usize, table: &mut Table) {
         let ratio = median_ratio(&hand.half, &line.floor.half);
         table.add(work("p50 / floor"), micros(hand.half()), ratio, Target::AtMost(2.5));
         let ratio = median_ratio(&hand.late, &line.python.late);
-        let late = micros(median(hand.late.iter().copied()));
-        table.add(work("p99 / python-redis-lock's"), late, ratio, Target::AtMost(0.1));
+        table.add(
+            work("p99 / python-redis-lock's"),
+            micros(hand.late()),
+            ratio,
+            Target::AtMost(0.1),
+        );
     }
     let work = |what: &str| format!("(hand-off in a process, {waiters} waiters: {what})");
     let ratio = median_ratio(&line.python.half, &line.floor.half);
     let half = micros(line.python.half());
     table.add(work("python-redis-lock p50 / floor"), half, ratio, Target::None);
     let ratio = median_ratio(&line.floor.late, &line.python.late);
-    let late = micros(median(line.floor.late.iter().copied()));
+    let late = micros(line.floor.late());
     table.add(work("floor p99 / python-redis-lock's"), late, ratio, Target::None);
 }
 

@@ -271,13 +271,11 @@ impl Drop for Slowed {
 async fn a_node_that_turns_out_to_be_another_is_not_counted() {
     let servers = RedlockNodes::start(3, DURABLE);
     let proxy = Proxy::before(servers.nodes[2].port());
-    let [first, second] = [0, 1].map(|node| servers.nodes[node].port());
-    let hosts = format!("127.0.0.1:{first},127.0.0.1:{second},127.0.0.1:{}", proxy.port());
-    let locks = client(&format!("redlock://{hosts}"), TTL).await;
+    let locks = client(&servers.url_through(2, &proxy), TTL).await;
     let mutex = locks.mutex("one").unwrap();
     within(SOON, "a lock", mutex.lock()).await.unwrap().release().await.unwrap();
     let before = proxy.connections();
-    proxy.lead_to(second);
+    proxy.lead_to(servers.nodes[1].port());
     proxy.cut();
     until("it is connected again", || proxy.connections() > before);
     servers.nodes[0].kill();
@@ -320,9 +318,8 @@ async fn a_name_that_one_node_refuses_is_locked_at_the_others() {
 async fn what_was_released_is_free_at_the_door() {
     let servers = RedlockNodes::start(3, DURABLE);
     let proxy = Proxy::before(servers.nodes[0].port());
-    let [second, third] = [1, 2].map(|node| servers.nodes[node].port());
-    let hosts = format!("127.0.0.1:{},127.0.0.1:{second},127.0.0.1:{third}", proxy.port());
-    let ours = client(&format!("redlock://{hosts}?node_timeout=2s"), TTL).await;
+    let url = format!("{}?node_timeout=2s", servers.url_through(0, &proxy));
+    let ours = client(&url, TTL).await;
     let theirs = client(&servers.url(), TTL).await;
     let guard = lock(&ours, "door").await;
     until("all nodes hold it", || all_hold(&servers, "door"));

@@ -209,10 +209,11 @@ impl Way {
         if self.is_cut() { Err(storm()) } else { answer }
     }
 
-    /// A claim as it arrives at the node.
-    fn sent(&self, claim: &Claim) -> Claim {
+    /// A claim that asks for the lock, as it arrives at the node.
+    fn sent(&self, claim: &Claim) -> (Claim, Duration) {
+        let (ours, extra) = self.stretched(claim);
         let floor = claim.floor.map(|proposal| self.wall.proposes(proposal));
-        Claim { floor, ..self.stretched(claim).0 }
+        (Claim { floor, ..ours }, extra)
     }
 
     /// What a node with a slow clock makes of a claim.
@@ -242,7 +243,7 @@ impl Layer for Way {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        let (ours, extra) = (self.sent(claim), self.stretched(claim).1);
+        let (ours, extra) = self.sent(claim);
         let upset = self.weather.upsets(&mut self.random.lock().unwrap());
         let node = self.home.clone();
         let granted = self.send(move |home| {
@@ -297,8 +298,8 @@ impl Layer for Way {
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
         let (claim, grant, node) = (claim.clone(), grant.clone(), self.home.clone());
-        let extra = next.map(|next| self.stretched(next).1).unwrap_or_default();
-        let next = next.map(|next| self.sent(next));
+        let (next, extra) = next.map(|next| self.sent(next)).unzip();
+        let extra = extra.unwrap_or_default();
         let granted = self.send(move |home| {
             let (claim, grant, next, node) =
                 (claim.clone(), grant.clone(), next.clone(), node.clone());

@@ -13,6 +13,7 @@ use rustix::process::Signal;
 
 use super::{RedisServer, Stage, Time};
 use crate::process::{Judging, Process};
+use crate::proxy::Proxy;
 
 /// What makes a server keep every write that it acknowledged.
 pub const DURABLE: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
@@ -32,9 +33,13 @@ impl RedlockNodes {
 
     /// The URL of the quorum.
     pub fn url(&self) -> String {
-        let hosts: Vec<_> =
-            self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        format!("redlock://{}", hosts.join(","))
+        url_of(self.nodes.iter().map(RedisServer::port))
+    }
+
+    /// The same, where the way to one of them leads through a proxy.
+    pub fn url_through(&self, node: usize, proxy: &Proxy) -> String {
+        let nodes = self.nodes.iter().enumerate();
+        url_of(nodes.map(|(place, one)| if place == node { proxy.port() } else { one.port() }))
     }
 
     /// The engine of a fresh connection to each.
@@ -51,6 +56,11 @@ impl RedlockNodes {
     pub fn signal(&self, nodes: &[usize], signal: Signal) {
         nodes.iter().for_each(|node| self.nodes[*node].signal(signal));
     }
+}
+
+fn url_of(ports: impl Iterator<Item = u16>) -> String {
+    let hosts: Vec<_> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
+    format!("redlock://{}", hosts.join(","))
 }
 
 /// Five servers for one law.

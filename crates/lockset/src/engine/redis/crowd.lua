@@ -36,18 +36,14 @@ for i = given + 1, all do
     and (nobody_waits or nobody_waits_for(KEYS[2 * taken + i], ARGV[5 + i]))
   local set = may and redis.pcall('SET', KEYS[i], ARGV[5 + i], 'NX', 'PX', ARGV[5])
   if set and set.ok then
-    local token, own = redis.pcall('INCR', KEYS[taken + i]), ARGV[5 + taken + i]
-    local exact = own and tonumber(own)
-    if exact and type(token) == 'number' then
-      redis.call('SET', KEYS[taken + i], token > exact and string.format('%.0f', token) or own)
-      token = math.max(token, exact)
-    elseif type(token) == 'number' and token < floor then
+    local token, exact = draw(KEYS[taken + i], ARGV[5 + taken + i])
+    if token and not exact and token < floor then
       -- A fence below the time of the connection was lost or never was: see `next_number`.
       local time = redis.call('TIME')
       token = math.max(floor, time[1] * 1000000 + time[2])
       redis.call('SET', KEYS[taken + i], string.format('%.0f', token), 'PX', FENCE_IDLE_MS)
     end
-    if type(token) == 'number' and token < TOKENS_END then
+    if token and token < TOKENS_END then
       answers[i] = token
     else
       redis.call('DEL', KEYS[i])

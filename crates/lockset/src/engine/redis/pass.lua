@@ -6,12 +6,8 @@
 local given = false
 if ARGV[1] ~= '' and ARGV[7] ~= '' and redis.call('EXISTS', KEYS[3]) == 0
   and redis.call('MGET', KEYS[1])[1] == ARGV[7] then
-  local token, exact = redis.pcall('INCR', KEYS[2]), tonumber(ARGV[10])
-  if exact and type(token) == 'number' then
-    redis.call('SET', KEYS[2], token > exact and string.format('%.0f', token) or ARGV[10])
-    token = math.max(token, exact)
-  end
-  if type(token) == 'number' and token >= (exact or tonumber(ARGV[3])) and token < TOKENS_END then
+  local token, exact = draw(KEYS[2], ARGV[10])
+  if token and token >= (exact or tonumber(ARGV[3])) and token < TOKENS_END then
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
     return { 1, token }
   end

@@ -35,11 +35,12 @@ impl Scripts {
         let script = |body: &str| new(format!("{common}\n{body}"));
         // The usual case, what it needs otherwise, and then the rest.
         let usual = |usual: &str, rest: &str| new(format!("{usual}\n{common}\n{rest}"));
+        let drawing = |usual: &str| format!("{}\n{usual}", include_str!("draw.lua"));
         Self {
-            take: usual(include_str!("take.lua"), include_str!("take_rest.lua")),
+            take: usual(&drawing(include_str!("take.lua")), include_str!("take_rest.lua")),
             give: usual(include_str!("give.lua"), include_str!("give_rest.lua")),
-            pass: usual(include_str!("pass.lua"), include_str!("pass_rest.lua")),
-            crowd: new(include_str!("crowd.lua").to_owned()),
+            pass: usual(&drawing(include_str!("pass.lua")), include_str!("pass_rest.lua")),
+            crowd: new(drawing(include_str!("crowd.lua"))),
             heartbeat: script(include_str!("heartbeat.lua")),
             renew: script(include_str!("renew.lua")),
             finish: script(include_str!("finish.lua")),

@@ -3,7 +3,7 @@
 -- claim, wait (1|0), and the caller's own floor if it has one. Answers the token of one that was
 -- taken at once, or as of `acquire`.
 --
--- The usual case comes first, before anything else is even defined: nobody waits, this claim was
+-- The usual case comes first, before the rest is even defined: nobody waits, this claim was
 -- not withdrawn, the lock is free. The token is not written down before somebody queues.
 local function nobody_waits()
   if redis.call('EXISTS', KEYS[3]) == 0 then return true end
@@ -14,12 +14,8 @@ end
 if ARGV[1] ~= '' and nobody_waits() then
   local set = redis.pcall('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
   if set and set.ok then
-    local token, exact = redis.pcall('INCR', KEYS[2]), tonumber(ARGV[7])
-    if exact and type(token) == 'number' then
-      redis.call('SET', KEYS[2], token > exact and string.format('%.0f', token) or ARGV[7])
-      token = math.max(token, exact)
-    end
-    if type(token) == 'number' and token >= (exact or tonumber(ARGV[3])) and token < TOKENS_END then
+    local token, exact = draw(KEYS[2], ARGV[7])
+    if token and token >= (exact or tonumber(ARGV[3])) and token < TOKENS_END then
       return token
     end
     -- A fence below the time of the connection was lost or never was: see `next_number`.

@@ -112,6 +112,11 @@ impl Attempt {
         Some(Self { claim: Claim { id, ..claim.clone() }, state: Mutex::new(state) })
     }
 
+    /// The claim as it asks a node for a value of at least this.
+    pub(super) fn proposing(&self, floor: Token) -> Claim {
+        Claim { floor: Some(floor), ..self.claim.clone() }
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         unpoisoned(&self.state)
     }

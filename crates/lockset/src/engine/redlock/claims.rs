@@ -133,7 +133,7 @@ impl Core {
     fn ask(&self, attempt: &Arc<Attempt>, node: usize, floor: Token, wait: Wait) -> Errand {
         attempt.state().set(node, At::Asked);
         let engine = self.nodes.all[node].engine.clone();
-        let claim = Claim { floor: Some(floor), ..attempt.claim.clone() };
+        let claim = attempt.proposing(floor);
         Box::pin(async move { (node, engine.acquire(&claim, wait).await) })
     }
 
@@ -167,7 +167,7 @@ impl Core {
     ) {
         match &answer {
             Ok(_) => self.nodes.answered(node),
-            Err(error) if cannot_be_asked(error) => self.nodes.leave_out(node),
+            Err(error) if error.is_retryable() => self.nodes.leave_out(node),
             Err(_) => {}
         }
         let fate = {
@@ -272,10 +272,16 @@ impl<'a> Round<'a> {
     /// All nodes at once, and nobody waits: one round trip, in the usual case.
     async fn everywhere(&mut self) -> Outcome {
         let proposal = self.core.propose();
-        for node in self.core.nodes.worth_asking() {
-            self.errands.push(self.core.ask(self.attempt, node, proposal, Wait::No));
-        }
+        self.ask(proposal, |_| true);
         self.decide(proposal, true).await
+    }
+
+    /// Asks those of the nodes that are worth it, of which nobody waits.
+    fn ask(&mut self, floor: Token, which: impl Fn(usize) -> bool) {
+        let nodes = self.core.nodes.worth_asking();
+        for node in nodes.into_iter().filter(|node| which(*node)) {
+            self.errands.push(self.core.ask(self.attempt, node, floor, Wait::No));
+        }
     }
 
     /// Whether a release of this client has taken it along to the door, and nowhere else.
@@ -305,9 +311,7 @@ impl<'a> Round<'a> {
             _ => return self.lost(),
         };
         self.began = self.core.clock.now();
-        for node in self.core.nodes.worth_asking().into_iter().filter(|node| *node != door) {
-            self.errands.push(self.core.ask(self.attempt, node, lifted, Wait::No));
-        }
+        self.ask(lifted, |node| node != door);
         self.decide(lifted, true).await
     }
 
@@ -351,13 +355,12 @@ impl<'a> Round<'a> {
 
     /// All but the door, where nothing is to be left.
     async fn past_the_door(&mut self, proposal: Token) -> Outcome {
+        let door = self.door;
         self.began = self.core.clock.now();
         self.errands.clear();
-        self.attempt.state().set(self.door, At::Unknown);
-        self.core.take_back_later(self.attempt, self.door);
-        for node in self.core.nodes.worth_asking().into_iter().filter(|node| *node != self.door) {
-            self.errands.push(self.core.ask(self.attempt, node, proposal, Wait::No));
-        }
+        self.attempt.state().set(door, At::Unknown);
+        self.core.take_back_later(self.attempt, door);
+        self.ask(proposal, |node| node != door);
         self.decide(proposal, false).await
     }
 
@@ -425,7 +428,7 @@ impl<'a> Round<'a> {
             Ok(_) => self.core.nodes.answered(node),
             Err(error @ Error::Unreachable { retryable: false, .. }) => self.refusals.push(error),
             Err(error) => {
-                if cannot_be_asked(&error) {
+                if error.is_retryable() {
                     self.core.nodes.leave_out(node);
                 }
                 self.trouble.get_or_insert(error);
@@ -443,9 +446,7 @@ impl<'a> Round<'a> {
 
     fn ask_the_busy_again(&mut self, proposal: Token) {
         let busy = self.attempt.state().those(|at| *at == At::Refused);
-        for node in busy.into_iter().filter(|node| self.core.nodes.is_worth_asking(*node)) {
-            self.errands.push(self.core.ask(self.attempt, node, proposal, Wait::No));
-        }
+        self.ask(proposal, |node| busy.contains(&node));
     }
 
     /// Until when the others are asked again. The lease at the door must last beyond it.
@@ -465,7 +466,7 @@ impl<'a> Round<'a> {
 
     /// Whether enough nodes answer at all.
     fn could_be_won(&self) -> bool {
-        self.trouble.as_ref().is_none_or(cannot_be_asked)
+        self.trouble.as_ref().is_none_or(Error::is_retryable)
             && self.attempt.state().reachable() >= self.core.nodes.quorum
     }
 
@@ -534,11 +535,6 @@ impl<'a> Round<'a> {
             }
         }
     }
-}
-
-/// Whether a node is not there, and not only one name at it.
-fn cannot_be_asked(error: &Error) -> bool {
-    matches!(error, Error::Unreachable { retryable: true, .. })
 }
 
 /// Whether there may be something to give back.

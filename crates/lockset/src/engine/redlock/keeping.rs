@@ -191,7 +191,7 @@ impl Core {
     }
 
     async fn sow_at(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, token: Token) {
-        let claim = Claim { floor: Some(token), ..attempt.claim.clone() };
+        let claim = attempt.proposing(token);
         let answer = self.nodes.all[node].engine.acquire(&claim, Wait::No).await;
         let keep = matches!(&answer, Ok(Some(grant)) if counts(grant.token, token));
         let over = {
@@ -289,7 +289,7 @@ impl Core {
     ) -> BoxFuture<'static, (usize, Result<()>)> {
         let (core, attempt) = (self.clone(), attempt.clone());
         Box::pin(async move {
-            let claim = next.as_ref().map(Following::claim);
+            let claim = next.as_ref().map(|next| next.attempt.proposing(next.floor));
             let engine = &core.nodes.all[node].engine;
             let answer = engine.release(&attempt.claim, &grant, claim.as_ref()).await;
             if let (Some(next), Ok(Some(grant))) = (next, &answer) {
@@ -544,12 +544,6 @@ struct Following {
     attempt: Arc<Attempt>,
     door: usize,
     floor: Token,
-}
-
-impl Following {
-    fn claim(&self) -> Claim {
-        Claim { floor: Some(self.floor), ..self.attempt.claim.clone() }
-    }
 }
 
 /// Whoever looks after what an attempt has at its nodes. Dropped before everything is settled (by a

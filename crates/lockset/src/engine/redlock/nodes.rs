@@ -161,7 +161,7 @@ impl Nodes {
 
     /// This node answered, however late: it is used again if there is no quorum without it.
     pub(super) fn answered(&self, node: usize) {
-        if self.lacks_a_quorum() && !self.all[node].doubled.load(Ordering::Acquire) {
+        if self.lacks_a_quorum() && self.is_worth_asking(node) {
             self.is_back(node);
         }
     }
