@@ -42,6 +42,10 @@ pub trait Layer: Debug + Send + Sync + 'static {
         self.inner().amend(claim, grant, to).await
     }
 
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
+        self.inner().adopt(claim, grant, successor).await
+    }
+
     async fn release(
         &self,
         claim: &Claim,
@@ -118,6 +122,10 @@ impl<L: Layer> Engine for Layered<L> {
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         self.0.amend(claim, grant, to).await
+    }
+
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
+        self.0.adopt(claim, grant, successor).await
     }
 
     async fn release(
@@ -235,6 +243,10 @@ impl Layer for Iced {
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         self.through(self.inner.amend(claim, grant, to)).await
+    }
+
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
+        self.through(self.inner.adopt(claim, grant, successor)).await
     }
 
     async fn release(

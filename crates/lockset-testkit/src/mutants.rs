@@ -109,6 +109,8 @@ pub const VIRTUAL: &[Mutant] = mutants! {
     a_fixed_lease_ends_by_itself as Mutex on leases(|ttl| ttl / 2) => "before the lease ended";
     a_longest_hold_ends_the_lock as Mutex on dressed(IgnoresWithdrawals) => "when it ended";
     a_dropped_guard_releases as Mutex on dressed(DeafToRelease) => "after the drop";
+    a_lease_that_is_over_is_not_handed_out as Mutex on dressed(TellsLate)
+        => "its home does not know it (by its own request)";
     a_strangers_release_does_nothing as Mutex on dressed(ReleasesByName)
         => "a stranger released it";
     a_renewal_needs_id_and_token as Mutex on shared(RenewsById) => "another token was renewed";
@@ -116,6 +118,7 @@ pub const VIRTUAL: &[Mutant] = mutants! {
         => "the next holder was not touched";
     a_repeated_acquire_changes_nothing as Mutex on shared(TakesAgain) => "took another token";
     a_withdrawn_claim_stays_withdrawn as Mutex on shared(ForgetsWithdrawals) => "it came back";
+    a_lock_is_passed_on_once as Mutex on shared(PassesOnToAll) => "passed on twice";
     tokens_only_grow as Mutex on shared(OneToken) => "tokens do not grow";
     tokens_grow_over_a_restart as Mutex on dressed(CountsFromOne) => "after";
     a_given_floor_is_exact as Mutex on dressed(IgnoresFloors) => "with the floor";
@@ -130,6 +133,8 @@ pub const VIRTUAL: &[Mutant] = mutants! {
     a_guard_never_says_held_after_its_deadline as Mutex on dressed(RenewsTooMuch)
         => "right after a pause";
     a_break_now_is_told_at_once as Mutex on dressed(TellsNothing) => "the holder is told";
+    a_break_now_is_told_to_whoever_attached as Mutex on dressed(TellsOfItsOwnOnly::new)
+        => "whoever attached is told";
     a_gentle_break_ends_with_the_lease as Mutex on dressed(BreaksAtOnce) => "others see it";
     a_gentle_break_ends_with_the_lease as Mutex on dressed(BreaksNothing) => "the holder is told";
     a_cut_session_is_told as Mutex on dressed(ForgetsTheSilent::new).with_stand_ins()
@@ -167,6 +172,8 @@ pub const VIRTUAL: &[Mutant] = mutants! {
     a_reentered_guard_counts as Mutex on dressed(DeafToRelease) => "the last guard released it";
     a_detached_lock_is_attached_elsewhere as Mutex on dressed(RenewsItsOwnOnly::new) => "Forgotten";
     a_detached_lock_is_attached_elsewhere as Mutex on dressed(OneHome) => "at another home";
+    a_ticket_is_attached_once as Mutex on shared(PassesOnToAll)
+        => "attached twice, by another client";
     an_election_shows_its_leader as Mutex on dressed(LosesNotes) => "first";
     a_latch_opens_when_counted_down as Mutex on dressed(LastWriteWins) => "a count was lost";
     a_barrier_lets_all_go_together as Mutex on dressed(WatchesOnce) => "all three pass";

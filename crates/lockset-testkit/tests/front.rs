@@ -89,18 +89,6 @@ impl Layer for SlowRelease {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_ticket_is_attached_once() {
-    let (_, locks) = memory();
-    let terms = Terms::default().ttl(TTL).detachable();
-    let mutex = locks.mutex("m").unwrap().with(terms).unwrap();
-    let ticket = mutex.lock().await.unwrap().detach().await.unwrap();
-    let first = locks.attach(&ticket).await.unwrap();
-    assert!(matches!(locks.attach(&ticket).await, Err(Error::Invalid { .. })));
-    tokio::time::sleep(TTL * 3).await;
-    assert_eq!(first.state(), State::Held);
-}
-
 /// Renewals take a while.
 #[derive(Debug)]
 struct SlowRenewal(Arc<dyn Engine>);
@@ -126,10 +114,46 @@ async fn a_ticket_that_is_attached_twice_at_once_is_attached_once() {
     let mutex = locks.mutex("m").unwrap().with(terms).unwrap();
     let ticket = mutex.lock().await.unwrap().detach().await.unwrap();
     let (first, second) = tokio::join!(locks.attach(&ticket), locks.attach(&ticket));
-    assert!(matches!(second, Err(Error::Invalid { .. })), "{second:?}");
+    assert!(matches!(second, Err(Error::Lost { .. })), "{second:?}");
     let first = first.unwrap();
     tokio::time::sleep(TTL * 3).await;
     assert_eq!(first.state(), State::Held);
+}
+
+/// The first renewal is answered late, all others at once.
+#[derive(Debug)]
+struct SlowFirstRenewal(Arc<dyn Engine>, AtomicBool);
+
+#[async_trait]
+impl Layer for SlowFirstRenewal {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<lockset::Result<Grant>> {
+        let answers = self.0.renew(batch).await;
+        if !self.1.swap(true, Ordering::Relaxed) {
+            tokio::time::sleep(TTL / 8).await;
+        }
+        answers
+    }
+}
+
+/// The answer to a renewal that was under way when the lock was detached must not act on the hold
+/// of whoever attached it again: that one would never be renewed.
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_does_not_drop_a_lock_that_came_back() {
+    let slow = SlowFirstRenewal(Arc::new(Memory::new(Clock::tokio())), AtomicBool::new(false));
+    let locks = Lockset::on(Arc::new(Layered(slow)), Clock::tokio()).unwrap();
+    let terms = Terms::default().ttl(TTL).detachable();
+    let guard = locks.mutex("m").unwrap().with(terms).unwrap().lock().await.unwrap();
+    tokio::time::sleep(TTL / 3 + TTL / 100).await;
+    let ticket = guard.detach().await.unwrap();
+    let guard = locks.attach(&ticket).await.unwrap();
+    tokio::time::sleep(TTL * 3).await;
+    assert_eq!(guard.state(), State::Held, "it was not renewed");
+    locks.close().await.unwrap();
+    assert_eq!(guard.state(), State::Lost(LossReason::Released));
 }
 
 #[tokio::test(start_paused = true)]

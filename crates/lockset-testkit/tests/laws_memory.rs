@@ -10,6 +10,7 @@ suite! {
     obeys: [
         names_are_independent,
         a_release_takes_the_next_along,
+        a_lease_that_is_over_is_not_handed_out,
         many_may_come_to_a_fresh_home_at_once,
         a_given_floor_is_exact,
         raising_lifts_the_fence_and_refuses_to_lower_it,
@@ -43,10 +44,12 @@ suite! {
         releasing_twice_is_harmless,
         a_repeated_acquire_changes_nothing,
         a_withdrawn_claim_stays_withdrawn,
+        a_lock_is_passed_on_once,
         tokens_only_grow,
         a_frozen_server_loses_the_guard_by_its_deadline,
         a_guard_never_says_held_after_its_deadline,
         a_break_now_is_told_at_once,
+        a_break_now_is_told_to_whoever_attached,
         a_gentle_break_ends_with_the_lease,
         a_cancelled_lock_leaves_nothing,
         a_timed_out_waiter_leaves_nothing,
@@ -54,6 +57,7 @@ suite! {
         several_locks_are_taken_all_or_none,
         a_reentered_guard_counts,
         a_detached_lock_is_attached_elsewhere,
+        a_ticket_is_attached_once,
         watch_tells_of_changes,
         list_shows_holders_and_waiters,
     ];

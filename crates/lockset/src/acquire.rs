@@ -1,6 +1,7 @@
 //! The one door from the primitives to the engine: gate, deadline, span, and the duty to leave
 //! nothing behind.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
@@ -28,7 +29,7 @@ const ASK_FOR_HOLDER: Duration = Duration::from_millis(500);
 
 /// A lock as a primitive asks for it: what, in which way, on which terms. Makes a fresh claim for
 /// every acquisition.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Want {
     pub(crate) client: Arc<Client>,
     pub(crate) name: Name,
@@ -37,6 +38,13 @@ pub(crate) struct Want {
     /// Stand in the in-process line first. Only for primitives that are exclusive throughout:
     /// readers and writers of one name must meet in the engine's queue to keep their order.
     pub(crate) gated: bool,
+}
+
+impl fmt::Debug for Want {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // All locks show this, several of them at once.
+        write!(f, "{:?} {} on {:?}", self.name, self.mode, self.client)
+    }
 }
 
 /// `None`: not granted in the time given.
@@ -85,12 +93,14 @@ pub(crate) async fn acquire_within(want: &Want, patience: Duration) -> Result<Gu
     let deadline = want.client.clock.now() + patience;
     match acquire(want, Wait::Until(deadline)).await? {
         Some(guard) => Ok(guard),
-        None => Err(Error::Timeout {
-            name: want.name.clone(),
-            waited: patience,
-            holder: holder_of(&want.client, &want.name).await.map(Box::new),
-        }),
+        None => Err(timed_out(want, patience).await),
     }
+}
+
+/// Not granted in time, and who holds the lock instead, if that can still be found out.
+pub(crate) async fn timed_out(want: &Want, waited: Duration) -> Error {
+    let holder = holder_of(&want.client, &want.name).await.map(Box::new);
+    Error::Timeout { name: want.name.clone(), waited, holder }
 }
 
 /// Waits as long as it takes.
@@ -198,9 +208,11 @@ fn check_mode(want: &Want) -> Result<()> {
 /// has lost track of the one before.
 async fn admitted(want: &Want, mut claim: Arc<Claim>, wait: Wait) -> Result<Option<Guard>> {
     let mut pass = None;
-    if want.gated {
+    while want.gated && pass.is_none() {
         match at_the_gate(want, &claim, wait).await {
             None => return Ok(None),
+            // This task was not polled for longer than the lease lasted.
+            Some(Turn::Granted(guard)) if guard.is_lost() => claim = want.claim(),
             Some(Turn::Granted(guard)) => return Ok(Some(guard)),
             Some(Turn::Ask(ours)) => pass = Some(ours),
         }
@@ -246,7 +258,7 @@ enum Asked {
 async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>) -> Result<Asked> {
     let client = &want.client;
     // First, because a release may have taken the claim along already.
-    let orphan = Orphan { client, claim: Some(claim.clone()), offered: None };
+    let orphan = Orphan::new(client, &claim);
     let mut visit = Some(client.visit()?);
     let granted = {
         let mut granting = client.engine.acquire(&claim, wait);
@@ -264,21 +276,19 @@ async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>
             }
         }
     };
-    let now = client.clock.now();
     let _until_it_is_kept = visit;
     match granted {
-        Ok(Some(grant)) if grant.valid_until > now => {
+        Ok(Some(grant)) => {
+            let guard = Guard::new(client.clone(), claim, grant, &want.terms, pass);
+            let Some(guard) = guard else {
+                let what = "the grant was read only after its lease had run out".to_owned();
+                let engine = client.capabilities.engine;
+                let late = Error::Unreachable { engine, what, retryable: true, source: None };
+                return Ok(Asked::Forgotten(late));
+            };
             orphan.defuse();
-            let (client, terms) = (client.clone(), &want.terms);
-            Ok(Asked::Granted(Guard::new(client, claim, grant, terms, pass.take(), now)))
+            Ok(Asked::Granted(guard))
         }
-        // This process slept, or the answer was slow: a grant whose time is over is not believed.
-        Ok(Some(_)) => Ok(Asked::Forgotten(Error::Unreachable {
-            engine: client.capabilities.engine,
-            what: "the grant was read only after its lease had run out".to_owned(),
-            retryable: true,
-            source: None,
-        })),
         Ok(None) => {
             orphan.defuse();
             Ok(Asked::NotInTime)
@@ -291,19 +301,23 @@ async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>
 async fn holder_of(client: &Client, name: &Name) -> Option<Holder> {
     let state =
         tokio::time::timeout(ASK_FOR_HOLDER, client.engine.inspect(name)).await.ok()?.ok()?;
-    state.holders.into_iter().next()
+    state.holders.into_iter().next().map(|holder| client.shown_holder(holder))
 }
 
 /// A claim that the engine may know and nobody owns yet. Dropped, it is withdrawn; if it has only
 /// stood in line so far, then only if a release took it along to the engine.
-struct Orphan<'a> {
+pub(crate) struct Orphan<'a> {
     client: &'a Arc<Client>,
     claim: Option<Arc<Claim>>,
     offered: Option<Arc<AtomicBool>>,
 }
 
-impl Orphan<'_> {
-    fn defuse(mut self) {
+impl<'a> Orphan<'a> {
+    pub(crate) fn new(client: &'a Arc<Client>, claim: &Arc<Claim>) -> Self {
+        Self { client, claim: Some(claim.clone()), offered: None }
+    }
+
+    pub(crate) fn defuse(mut self) {
         self.claim = None;
     }
 }
@@ -330,15 +344,17 @@ impl Leaving {
     /// The engine has answered: the next in line, if any, learns what it got.
     fn hand_over(mut self, grant: Option<Grant>) {
         self.answered = true;
-        let (Some(next), Some(pass)) = (self.next.take(), self.pass.take()) else { return };
+        let Some(next) = self.next.take() else { return };
         let claim = next.claim.clone();
-        let turn = match grant {
-            None => Turn::Ask(pass),
-            Some(grant) => {
-                let (client, now) = (self.client.clone(), self.client.clock.now());
-                let terms = &next.terms;
-                Turn::Granted(Guard::new(client, claim.clone(), grant, terms, Some(pass), now))
-            }
+        let guard = grant.and_then(|grant| {
+            let client = self.client.clone();
+            Guard::new(client, claim.clone(), grant, &next.terms, &mut self.pass)
+        });
+        let turn = match (guard, self.pass.take()) {
+            (Some(guard), _) => Turn::Granted(guard),
+            // Not granted, or told too late: it asks by the same claim, which is the first again.
+            (None, Some(pass)) => Turn::Ask(pass),
+            (None, None) => return,
         };
         if let Err(Turn::Ask(_)) = next.tell(turn) {
             // It left the line while we took it along, and may stand in the engine's queue now.

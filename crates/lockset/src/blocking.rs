@@ -1,7 +1,8 @@
 //! The same verbs for code without an async runtime.
 //!
-//! The keeper's own thread drives everything, so nothing else is needed. Inside an async runtime
-//! these calls would block a worker; they answer [`Error::Unsupported`] there instead.
+//! The keeper's own thread drives everything, so nothing else is needed. In async code these calls
+//! would block a worker and perhaps wait for themselves; they return [`Error::Unsupported`] there.
+//! Threads of [`tokio::task::spawn_blocking`] may use them.
 //!
 //! ```
 //! use lockset::blocking::Lockset;
@@ -15,11 +16,13 @@
 //! ```
 
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use tokio::runtime::Handle;
+use tokio::task::coop;
 
 use crate::client::Client;
 use crate::connect::Builder;
@@ -30,20 +33,31 @@ use crate::{ClaimId, Leader, Lockable, Name, Terms, Ticket, Token};
 
 /// Runs `future` on the keeper's runtime while this thread waits.
 fn wait_for<T>(client: &Client, future: impl Future<Output = Result<T>>) -> Result<T> {
-    check_outside_runtime()?;
+    check_may_block()?;
     client.keeper.runtime().block_on(future)
 }
 
-fn check_outside_runtime() -> Result<()> {
-    match Handle::try_current() {
-        Err(_) => Ok(()),
-        Ok(_) => Err(Error::Unsupported {
-            engine: "blocking",
-            what: "being called inside an async runtime, its blocking threads included; use the \
-                   async front there"
-                .to_owned(),
-        }),
+fn check_may_block() -> Result<()> {
+    if Handle::try_current().is_err() || !is_async() {
+        return Ok(());
     }
+    let what = "being called in async code; use the async front there, or `spawn_blocking`";
+    Err(Error::Unsupported { engine: "blocking", what: what.to_owned() })
+}
+
+/// Whether this thread is polling a future. tokio gives every poll a budget, and none to threads
+/// that may block; so it is spent, and given back.
+fn is_async() -> bool {
+    let mut context = Context::from_waker(Waker::noop());
+    // Dropped without progress, it restores the budget as it was before.
+    let Poll::Ready(_before) = coop::poll_proceed(&mut context) else { return true };
+    (0..=u8::MAX).any(|_| match coop::poll_proceed(&mut context) {
+        Poll::Pending => true,
+        Poll::Ready(spent) => {
+            spent.made_progress();
+            false
+        }
+    })
 }
 
 /// A front with the verbs of its async twin.
@@ -71,9 +85,9 @@ impl Builder {
     /// Like [`connect`](Builder::connect), for code without an async runtime.
     ///
     /// # Errors
-    /// As [`connect`](Builder::connect), and [`Error::Unsupported`] inside an async runtime.
+    /// As [`connect`](Builder::connect), and [`Error::Unsupported`] in async code.
     pub fn connect_blocking(self) -> Result<Lockset> {
-        check_outside_runtime()?;
+        check_may_block()?;
         let keeper = Self::keeper()?;
         let runtime = keeper.runtime().clone();
         let inner = runtime.block_on(self.connect_on(keeper))?;
@@ -90,7 +104,7 @@ impl Lockset {
     /// Connects; see [`lockset::Lockset::connect`](crate::Lockset::connect).
     ///
     /// # Errors
-    /// As there, and [`Error::Unsupported`] inside an async runtime; so do all verbs here.
+    /// As there, and [`Error::Unsupported`] in async code; so do all verbs here.
     pub fn connect(url: &str) -> Result<Self> {
         crate::Lockset::builder(url).connect_blocking()
     }
@@ -169,6 +183,14 @@ impl Lockset {
         self.0.wait(|locks| locks.attach(ticket)).map(|guard| self.0.guard(guard))
     }
 
+    /// Renews the lease of a lock that was let go of, without taking it over.
+    ///
+    /// # Errors
+    /// As [`lockset::Lockset::renew`](crate::Lockset::renew).
+    pub fn renew(&self, ticket: &Ticket) -> Result<Duration> {
+        self.0.wait(|locks| locks.renew(ticket))
+    }
+
     /// What is known of one name now.
     ///
     /// # Errors
@@ -245,7 +267,7 @@ impl<T> Iterator for Items<T> {
     type Item = Result<T>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        match check_outside_runtime() {
+        match check_may_block() {
             Ok(()) => self.client.keeper.runtime().block_on(self.stream.next()),
             Err(error) => Some(Err(error)),
         }
@@ -645,7 +667,7 @@ impl Guard {
     /// Blocks until the lock can no longer be trusted.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] inside an async runtime.
+    /// [`Error::Unsupported`] in async code.
     pub fn lost(&self) -> Result<LossReason> {
         self.0.wait(|guard| async { Ok(guard.lost().await) })
     }
@@ -729,6 +751,7 @@ mod tests {
         guard.confirm().unwrap();
         assert_eq!(guard.run(|| 7).unwrap(), 7);
         let ticket = guard.detach().unwrap();
+        assert!(locks.renew(&ticket).unwrap() > Duration::from_millis(100));
         locks.attach(&ticket).unwrap().release().unwrap();
         let both = locks.all([&mutex, &locks.mutex("n").unwrap()]).unwrap();
         both.lock().unwrap().release().unwrap();
@@ -743,7 +766,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn inside_a_runtime_it_refuses_instead_of_panicking() {
-        assert!(matches!(Lockset::connect("memory:"), Err(Error::Unsupported { .. })));
+    async fn async_code_is_refused_and_its_budget_is_left_as_it_was() {
+        for _ in 0..3 {
+            assert!(matches!(Lockset::connect("memory:"), Err(Error::Unsupported { .. })));
+            assert!(coop::has_budget_remaining());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_thread_of_spawn_blocking_may_block() {
+        let used = tokio::task::spawn_blocking(|| {
+            let locks = Lockset::connect("memory:")?;
+            locks.mutex("m")?.lock()?.release()?;
+            locks.close()
+        });
+        used.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn so_may_one_of_a_runtime_with_several_threads() {
+        let refused = tokio::spawn(async { Lockset::connect("memory:").is_err() });
+        assert!(refused.await.unwrap(), "a task of a worker is async code");
+        let used = tokio::task::spawn_blocking(|| Lockset::connect("memory:").map(drop));
+        used.await.unwrap().unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! What all locks of one connection share.
 
-use std::collections::hash_map::Entry;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::acquire::{release_soon, withdraw_until_done};
 use crate::clock::Clock;
-use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, drift};
+use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, Holder, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::eyes::Eyes;
 use crate::fork;
@@ -26,8 +26,11 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(10);
 /// How long closing waits for those who are about to end by themselves. Their futures may rest.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
+/// The pause before an engine that did not answer is asked once more, and how long it is asked.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
+const ASK_FOR: Duration = Duration::from_secs(3);
+
 /// One connection to one home: its engine, its keeper, and the gate its own tasks queue at.
-#[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) capabilities: Capabilities,
@@ -46,6 +49,13 @@ pub(crate) struct Client {
     left: Notify,
     /// The claims that the engine may know and no guard holds yet.
     under_way: Mutex<FastMap<ClaimId, Arc<Claim>>>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Every lock of a client shows it, so it is short.
+        write!(f, "Client({})", self.identity)
+    }
 }
 
 /// What a URL and a builder can set for all locks of a client.
@@ -114,6 +124,10 @@ impl Client {
         token.lifted(self.settings.token_base)
     }
 
+    pub(crate) fn shown_holder(&self, holder: Holder) -> Holder {
+        Holder { token: holder.token.map(|token| self.shown(token)), ..holder }
+    }
+
     /// The lease that `claim` holds by `grant`, looked up without renewing it.
     pub(crate) async fn lease_of(&self, claim: &Claim, grant: &Grant) -> Result<Grant> {
         let sent = self.clock.now();
@@ -162,14 +176,22 @@ impl Client {
         UnderWay { client: self, id: claim.id }
     }
 
-    /// The same, unless somebody else does so already.
-    pub(crate) fn awaits_alone(&self, claim: &Arc<Claim>) -> Option<UnderWay<'_>> {
-        match self.under_way().entry(claim.id) {
-            Entry::Occupied(_) => None,
-            Entry::Vacant(place) => {
-                place.insert(claim.clone());
-                Some(UnderWay { client: self, id: claim.id })
+    /// Asks once more what the engine did not answer, for three seconds or half a ttl. Only for
+    /// requests that change nothing when they are repeated.
+    pub(crate) async fn asked_again<T, F>(&self, ttl: Duration, ask: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let give_up = self.clock.now() + ASK_FOR.min(ttl / 2);
+        loop {
+            let again = match ask().await {
+                Err(error) if error.is_retryable() => (self.clock.now() + ASK_AGAIN, error),
+                answer => return answer,
+            };
+            if again.0 >= give_up {
+                return Err(again.1);
             }
+            self.clock.sleep_until(again.0).await;
         }
     }
 

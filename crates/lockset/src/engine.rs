@@ -84,6 +84,16 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// [`Error::Lost`] if the claim does not hold the lock.
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant>;
 
+    /// Passes a held lock on to `successor`, a fresh claim on the same name: with the same token
+    /// and on the same lease, which goes on as it did. Whoever does so first wins: `claim` then
+    /// holds no more and counts as withdrawn. Repeated with the same successor it changes nothing.
+    /// What the grant says about its validity is not renewed by it.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the claim does not hold the lock: its lease has ended, it was released,
+    /// or it was passed on before. [`Error::NotHeld`] if the successor was withdrawn before.
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant>;
+
     /// Gives the lock back and admits whoever is next. `next`, a claim of the same name and client,
     /// is granted at once if nobody else waits (its grant is the answer), and queued otherwise. The
     /// release stands whatever becomes of `next`, which finds out by its own request.

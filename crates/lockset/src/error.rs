@@ -9,6 +9,9 @@ use crate::name::Name;
 /// The result of every fallible operation of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// So many characters of an invalid value are shown.
+const LONGEST_SHOWN: usize = 80;
+
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// What went wrong. That a lock is busy is not an error: `try_lock` answers `Ok(None)`.
@@ -94,11 +97,11 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn invalid(what: &'static str, value: &str, why: impl Into<String>) -> Self {
-        let mut value: String = value.chars().take(80).collect();
-        if value.len() == 80 {
-            value.push('…');
+        let mut shown: String = value.chars().take(LONGEST_SHOWN).collect();
+        if shown.len() < value.len() {
+            shown.push('…');
         }
-        Error::Invalid { what, value, why: why.into() }
+        Error::Invalid { what, value: shown, why: why.into() }
     }
 
     pub(crate) fn lost(name: &Name, reason: LossReason) -> Self {
@@ -128,7 +131,8 @@ fn held_by(holder: &Option<Box<Holder>>) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease was not renewed in time: the engine did not answer, or this process slept.
+    /// The lease was not renewed in time: the engine did not answer, this process slept, or the
+    /// ticket was not attached in time.
     Expired,
     /// The fixed lease, or the longest time it was to be held, is over.
     HeldLongest,
@@ -142,6 +146,8 @@ pub enum LossReason {
     SessionEnded,
     /// The process was forked; the lock belongs to the parent.
     Forked,
+    /// The ticket was attached before, by this process or another.
+    TicketUsed,
     /// The guard was already released, or its client closed.
     Released,
 }
@@ -157,6 +163,7 @@ impl LossReason {
             LossReason::Revoked => "revoked",
             LossReason::SessionEnded => "session_ended",
             LossReason::Forked => "forked",
+            LossReason::TicketUsed => "ticket_used",
             LossReason::Released => "released",
         }
     }
@@ -165,14 +172,34 @@ impl LossReason {
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            LossReason::Expired => "its lease could not be renewed in time",
+            LossReason::Expired => "its lease ended without being renewed in time",
             LossReason::HeldLongest => "the longest time it may be held is over",
             LossReason::Forgotten => "the engine no longer knows it",
             LossReason::Broken => "an operator broke it",
             LossReason::Revoked => "an operator asked for it back and the lease ran out",
             LossReason::SessionEnded => "the session with the engine ended",
             LossReason::Forked => "this process is a fork of the one that holds it",
+            LossReason::TicketUsed => "its ticket was attached before",
             LossReason::Released => "it was released",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_value_is_shortened_by_characters_and_says_so() {
+        let shown = |value: &str| match Error::invalid("name", value, "it is too long") {
+            Error::Invalid { value, .. } => value,
+            _ => String::new(),
+        };
+        assert_eq!(shown(&"é".repeat(LONGEST_SHOWN)), "é".repeat(LONGEST_SHOWN));
+        assert_eq!(shown(&"x".repeat(LONGEST_SHOWN)), "x".repeat(LONGEST_SHOWN));
+        for letter in ["é", "x"] {
+            let long = shown(&letter.repeat(LONGEST_SHOWN + 1));
+            assert_eq!(long, format!("{}…", letter.repeat(LONGEST_SHOWN)));
+        }
     }
 }

@@ -20,10 +20,6 @@ use crate::terms::Checked;
 use crate::ticket::Ticket;
 use crate::token::Token;
 
-/// The pause before an engine that did not answer is asked once more, and how long it is asked.
-const ASK_AGAIN: Duration = Duration::from_millis(10);
-const ASK_FOR: Duration = Duration::from_secs(3);
-
 /// Whether a lock can be trusted, judged at the moment of asking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -76,14 +72,20 @@ pub struct Guard {
 }
 
 impl Guard {
+    /// The only way from a grant to a guard. `None` if the lease is over already: the process was
+    /// paused, or the answer was slow, and another client may hold the lock by now.
     pub(crate) fn new(
         client: Arc<Client>,
         claim: Arc<Claim>,
         grant: Grant,
         terms: &Checked,
-        pass: Option<Pass>,
-        now: Moment,
-    ) -> Self {
+        pass: &mut Option<Pass>,
+    ) -> Option<Self> {
+        let now = client.clock.now();
+        if grant.valid_until <= now {
+            return None;
+        }
+        let pass = pass.take();
         let ceiling = terms.max_hold.map_or(Moment::NEVER, |longest| now + longest);
         tracing::debug!(name = %claim.name, token = %client.shown(grant.token), "granted");
         client.eyes.held(&claim.name);
@@ -100,7 +102,11 @@ impl Guard {
         });
         let first_look = hold.inner().first_look(now);
         hold.client.keeper.add(hold.clone(), first_look);
-        Self { hold, spent: false }
+        Some(Self { hold, spent: false })
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self.state(), State::Lost(_))
     }
 
     /// An operator wants the lock back, so its lease is the last.
@@ -627,22 +633,8 @@ impl Hold {
     }
 
     async fn confirm(&self) -> Result<()> {
-        let patience = ASK_FOR.min(self.inner().claim.ttl / 2);
-        let give_up = self.client.clock.now() + patience;
-        let answer = loop {
-            match self.ask().await {
-                // What keeps locks does not wait long for an answer; whoever asks may.
-                Err(error) if error.is_retryable() => {
-                    let again = self.client.clock.now() + ASK_AGAIN;
-                    if again >= give_up {
-                        break Err(error);
-                    }
-                    self.client.clock.sleep_until(again).await;
-                }
-                answer => break answer,
-            }
-        };
-        match answer {
+        // What keeps locks does not wait long for an answer; whoever asks may.
+        match self.client.asked_again(self.ttl, || self.ask()).await {
             Ok(renewed) => self.confirmed(renewed),
             Err(Error::Lost { reason, .. }) => self.refused(reason),
             Err(error) => {

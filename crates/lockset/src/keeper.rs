@@ -118,16 +118,8 @@ impl Keeper {
 
     /// A hold ended; it needs no more care.
     pub(crate) fn remove(&self, hold: &Hold) {
-        let mut book = self.desk.book();
-        // A claim may be held by another hold meanwhile: a ticket can come back.
-        if book.holds.get(&hold.id).is_some_and(|(_, kept)| std::ptr::eq(&**kept, hold)) {
-            book.unschedule(hold.id);
-        }
-    }
-
-    /// Whether a hold of this claim is in care.
-    pub(crate) fn keeps(&self, id: ClaimId) -> bool {
-        self.desk.book().holds.contains_key(&id)
+        // Dropped after the book is closed: the last hold of a client takes the keeper along.
+        let _removed = self.desk.book().unschedule(hold);
     }
 
     /// Does something in the background. Never blocks, needs no runtime.
@@ -184,16 +176,14 @@ impl Desk {
 }
 
 impl Book {
-    fn schedule(&mut self, at: Moment, hold: Arc<Hold>) {
-        let id = hold.id;
-        self.due.insert((at, id));
-        match self.holds.insert(id, (at, hold)) {
-            Some((before, _)) if before != at => self.due.remove(&(before, id)),
-            _ => false,
-        };
+    /// When this very hold is looked at again, if it is in care. A claim is not enough to tell: the
+    /// answer to an old request must not act on another hold of the same claim.
+    fn kept(&mut self, hold: &Hold) -> Option<&mut Moment> {
+        let (at, kept) = self.holds.get_mut(&hold.id)?;
+        std::ptr::eq(&**kept, hold).then_some(at)
     }
 
-    /// As `schedule`, for a hold that is new.
+    /// A new hold, to be looked at for the first time at `at`.
     fn admit(&mut self, at: Moment, hold: Arc<Hold>) {
         if self.fresh.len() > 64 + 2 * self.holds.len() {
             let holds = &self.holds;
@@ -211,17 +201,21 @@ impl Book {
         }
     }
 
-    fn unschedule(&mut self, id: ClaimId) -> Option<Arc<Hold>> {
-        let (at, hold) = self.holds.remove(&id)?;
-        self.due.remove(&(at, id));
-        Some(hold)
+    /// Takes a hold out, if it is in care.
+    fn unschedule(&mut self, hold: &Hold) -> Option<Arc<Hold>> {
+        let at = *self.kept(hold)?;
+        self.due.remove(&(at, hold.id));
+        self.holds.remove(&hold.id).map(|(_, hold)| hold)
     }
 
-    /// Looks again at `at`, unless the hold has ended meanwhile.
-    fn reschedule(&mut self, at: Moment, hold: &Arc<Hold>) {
-        if self.holds.contains_key(&hold.id) {
-            self.schedule(at, hold.clone());
-        }
+    /// Changes when a hold is looked at again, unless it has ended meanwhile.
+    fn reschedule(&mut self, hold: &Hold, next: impl FnOnce(Moment) -> Moment) {
+        let Some(at) = self.kept(hold) else { return };
+        let before = *at;
+        *at = next(before);
+        let at = *at;
+        self.due.remove(&(before, hold.id));
+        self.due.insert((at, hold.id));
     }
 
     /// The holds to look after now: those that are due, and those that will be soon enough to go
@@ -326,10 +320,10 @@ fn look_after(desk: &Arc<Desk>, engine: &Arc<dyn Engine>, due: Vec<Arc<Hold>>) {
     let mut book = desk.book();
     for (step, hold) in steps.into_iter().zip(&due) {
         match step {
-            Step::Over => drop(book.unschedule(hold.id)),
+            Step::Over => drop(book.unschedule(hold)),
             Step::Ask { how, claim, grant, valid_until } => {
                 // While the question is under way the deadline is still watched.
-                book.reschedule(valid_until, hold);
+                book.reschedule(hold, |_| valid_until);
                 let asked = Asked { hold: hold.clone(), claim, grant };
                 match how {
                     Ask::Renew => renewals.entry(asked.claim.ttl).or_default().push(asked),
@@ -399,12 +393,7 @@ fn heed_answer(
             desk.clock.now() + ttl / 12
         }
     };
-    let mut book = desk.book();
-    // If it is no longer in the book, it ended meanwhile.
-    if let Some((at, _)) = book.holds.get(&hold.id) {
-        let next_look = next_look.min(*at);
-        book.schedule(next_look, hold);
-    }
+    desk.book().reschedule(&hold, |at| next_look.min(at));
 }
 
 fn heed(desk: &Desk, signal: Signal) {

@@ -1,6 +1,7 @@
 //! The front door: an engine, a namespace and defaults make primitives.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
@@ -176,16 +177,45 @@ impl Lockset {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the ticket is for another engine or another home,
-    /// [`Error::Lost`] if the lock is no longer held, [`Error::Unreachable`] without an answer. A
-    /// lock that was asked back is still held, [`State::Uncertain`](crate::State::Uncertain), until
-    /// its lease ends.
+    /// [`Error::Invalid`] if the ticket is for another engine or another home.
+    /// [`Error::Lost`] if the lock is no longer held, or the ticket was attached before:
+    /// [`LossReason::TicketUsed`](crate::LossReason::TicketUsed). [`Error::Unreachable`] without an
+    /// answer; if the lock was taken over nevertheless, it is released. A lock that was asked back
+    /// is still held, [`State::Uncertain`](crate::State::Uncertain), until its lease ends.
     ///
     /// # Cancel safety
-    /// Cancel safe: the lock stays as it was.
+    /// If cancelled, the lock stays as it was, or is released.
     pub async fn attach(&self, ticket: &Ticket) -> Result<Guard> {
         self.client.check_usable()?;
         ticket.attach(&self.client).await
+    }
+
+    /// Renews the lease of a lock that was let go of with [`Guard::detach`], without taking the lock
+    /// over: the ticket can still be attached. Returns how long the lease then runs.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// # use lockset::Terms;
+    /// let terms = Terms::default().detachable();
+    /// let ticket = locks.mutex("release")?.with(terms)?.lock().await?.detach().await?;
+    /// let left = locks.renew(&ticket).await?;
+    /// # assert!(left.as_secs() > 20);
+    /// let guard = locks.attach(&ticket).await?;
+    /// # guard.release().await }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`attach`](Lockset::attach); [`Error::Lost`] with the reason
+    /// [`Revoked`](crate::LossReason::Revoked) if the lock was asked back, so that its running lease
+    /// is the last.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn renew(&self, ticket: &Ticket) -> Result<Duration> {
+        self.client.check_usable()?;
+        ticket.renew(&self.client).await
     }
 
     /// What is known of one name now.
@@ -289,11 +319,8 @@ impl Lockset {
     pub async fn force_release(&self, name: &str, how: Break) -> Result<Vec<Holder>> {
         let name = self.name(name)?;
         self.client.check_usable()?;
-        let mut broken = self.client.engine.force_release(&name, how).await?;
-        for holder in &mut broken {
-            holder.token = holder.token.map(|token| self.client.shown(token));
-        }
-        Ok(broken)
+        let broken = self.client.engine.force_release(&name, how).await?;
+        Ok(broken.into_iter().map(|holder| self.client.shown_holder(holder)).collect())
     }
 
     /// Releases everything this client holds, finishes what runs in the background, and ends the

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 
-use crate::acquire::{Want, acquire};
+use crate::acquire::{Want, acquire, timed_out};
 use crate::engine::Wait;
 use crate::error::{Error, LossReason, Result};
 use crate::guard::{Guard, State};
@@ -102,7 +102,7 @@ impl All {
     /// Waits at most this long for all of them together.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the name that was not granted; otherwise as [`Mutex::lock`]. None
+    /// [`Error::Timeout`] with the name that was not granted and who holds it; otherwise as [`Mutex::lock`]. None
     /// is held then.
     ///
     /// # Cancel safety
@@ -117,11 +117,10 @@ impl All {
                 Wait::Until(deadlines[index])
             })
             .await?;
-        taken.ok_or_else(|| Error::Timeout {
-            name: self.0[missing].name.clone(),
-            waited: patience,
-            holder: None,
-        })
+        match taken {
+            Some(guards) => Ok(guards),
+            None => Err(timed_out(&self.0[missing], patience).await),
+        }
     }
 
     /// All of them, or `None` if one was not granted in time.

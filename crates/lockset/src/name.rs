@@ -4,12 +4,14 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::hash::hash_of;
+use crate::mutual::unpoisoned;
 
 /// The name of a lock: UTF-8 of 1 to 255 bytes, segments separated by `/`.
 ///
@@ -219,15 +221,21 @@ impl Note {
     }
 }
 
-/// `pid@host`, computed once.
+/// `pid@host`, computed once in each process: a forked child is not its parent.
 pub(crate) fn this_process() -> Arc<str> {
-    static LABEL: std::sync::OnceLock<Arc<str>> = std::sync::OnceLock::new();
-    LABEL
-        .get_or_init(|| {
+    static LABEL: Mutex<Option<(u32, Arc<str>)>> = Mutex::new(None);
+    fork::notice();
+    let process = fork::generation();
+    let mut label = unpoisoned(&LABEL);
+    match &*label {
+        Some((of, text)) if *of == process => text.clone(),
+        _ => {
             let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-            format!("{}@{host}", std::process::id()).into()
-        })
-        .clone()
+            let text: Arc<str> = format!("{}@{host}", std::process::id()).into();
+            *label = Some((process, text.clone()));
+            text
+        }
+    }
 }
 
 #[cfg(test)]

@@ -3,14 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::acquire::Orphan;
 use crate::client::Client;
-use crate::engine::{Claim, Grant};
+use crate::clock::Moment;
+use crate::engine::{Claim, ClaimId, Grant};
 use crate::error::{Error, LossReason, Result};
 use crate::guard::Guard;
-use crate::name::Name;
+use crate::name::{Name, Note};
 use crate::terms::Checked;
 use crate::token::Token;
 
@@ -20,7 +23,8 @@ const VERSION: u32 = 1;
 /// [`Lockset::attach`](crate::Lockset::attach), written down as one line of JSON.
 ///
 /// Whoever has the ticket can renew and release the lock, so keep it as private as the lock
-/// matters. It does not keep the lock alive: the lease runs on, and ends.
+/// matters. It does not keep the lock alive: the lease runs on, and ends. A ticket is attached
+/// once: the first process to do so has the lock, and every later one is refused.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Ticket {
     version: u32,
@@ -53,42 +57,90 @@ impl Ticket {
         &self.claim.name
     }
 
-    /// Takes the lock over for `client`.
+    /// The home of the lock, as its engine names it; without secrets.
+    pub fn home(&self) -> &str {
+        &self.home
+    }
+
+    /// Takes the lock over for `client`, under a claim of its own: whoever does so first wins.
     pub(crate) async fn attach(&self, client: &Arc<Client>) -> Result<Guard> {
         self.check_home(client)?;
-        let claim = Arc::new(self.claim.clone());
+        let note = Note::new(&self.claim.note.text)?;
+        let claim = Arc::new(Claim { id: ClaimId::random(), note, ..self.claim.clone() });
         let _visit = client.visit()?;
-        let under_way = client.awaits_alone(&claim);
-        // In this order: whoever attaches it is in care before it is under way no more.
-        let Some(_under_way) = under_way.filter(|_| !client.keeper.keeps(claim.id)) else {
-            let why = "this client holds its lock already; reenter that guard";
-            return Err(Error::invalid("ticket", self.name().as_str(), why));
-        };
-        let sent = client.clock.now();
-        let grant = Grant { token: self.token, valid_until: sent, key: self.key.clone() };
-        let renewed = match self.claim.fixed {
-            false => client.engine.renew(&[(&self.claim, &grant)]).await.pop(),
+        let _under_way = client.awaits(&claim);
+        // If it ends before there is a guard, what may have been passed on is released.
+        let orphan = Orphan::new(client, &claim);
+        let before = self.grant();
+        let adopting = || client.engine.adopt(&self.claim, &before, &claim);
+        let adopted = client.asked_again(claim.ttl, adopting).await;
+        let grant = self.or_why(client, adopted, claim.id).await?;
+        let renewed = match claim.fixed {
+            false => client.engine.renew(&[(&claim, &grant)]).await.pop(),
             true => None,
         };
         // A lock that was asked back is held until its lease ends, and can be given back.
         let is_last = matches!(renewed, Some(Err(Error::Lost { reason: LossReason::Revoked, .. })));
         let grant = match renewed {
-            Some(renewed) if !is_last => renewed?,
-            _ => client.lease_of(&self.claim, &grant).await?,
+            Some(renewed) if !is_last => renewed,
+            _ => client.lease_of(&claim, &grant).await,
         };
+        let grant = self.or_why(client, grant, claim.id).await?;
         let terms = Checked {
-            ttl: self.claim.ttl,
-            fixed: self.claim.fixed,
+            ttl: claim.ttl,
+            fixed: claim.fixed,
             max_hold: None,
-            note: self.claim.note.clone(),
+            note: claim.note.clone(),
             detachable: true,
             replicas: None,
         };
-        let guard = Guard::new(client.clone(), claim, grant, &terms, None, sent);
+        let guard = Guard::new(client.clone(), claim, grant, &terms, &mut None)
+            .ok_or_else(|| Error::lost(self.name(), LossReason::Expired))?;
+        orphan.defuse();
         if is_last {
             guard.asked_back();
         }
         client.check_usable().map(|()| guard)
+    }
+
+    /// Renews the lease without taking the lock over; until when it then runs.
+    pub(crate) async fn renew(&self, client: &Arc<Client>) -> Result<Duration> {
+        self.check_home(client)?;
+        if self.claim.fixed {
+            let why = "its lease is fixed, and is never renewed";
+            return Err(Error::invalid("ticket", self.name().as_str(), why));
+        }
+        let _visit = client.visit()?;
+        let grant = self.grant();
+        let renewing = || async {
+            let renewed = client.engine.renew(&[(&self.claim, &grant)]).await.pop();
+            renewed.unwrap_or_else(|| Err(Error::lost(self.name(), LossReason::Forgotten)))
+        };
+        let renewed = client.asked_again(self.claim.ttl, renewing).await;
+        let renewed = self.or_why(client, renewed, self.claim.id).await?;
+        Ok(renewed.valid_until.since(client.clock.now()))
+    }
+
+    fn grant(&self) -> Grant {
+        Grant { token: self.token, valid_until: Moment::from_nanos(0), key: self.key.clone() }
+    }
+
+    /// A ticket's lock that its home does not know any more was attached by another, or its lease
+    /// has ended: nobody looked after it meanwhile.
+    async fn or_why(
+        &self,
+        client: &Client,
+        answer: Result<Grant>,
+        asked_by: ClaimId,
+    ) -> Result<Grant> {
+        let Err(Error::Lost { reason: LossReason::Forgotten, .. }) = answer else { return answer };
+        let Ok(state) = client.engine.inspect(self.name()).await else { return answer };
+        let holder = state.holders.iter().find(|holder| holder.token == Some(self.token));
+        match holder.map(|holder| holder.claim) {
+            None => Err(Error::lost(self.name(), LossReason::Expired)),
+            Some(claim) if claim == Some(asked_by) => answer,
+            Some(_) => Err(Error::lost(self.name(), LossReason::TicketUsed)),
+        }
     }
 
     fn check_home(&self, client: &Client) -> Result<()> {

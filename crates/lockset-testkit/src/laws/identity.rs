@@ -5,7 +5,7 @@ use lockset::{Error, LossReason, Result, Token};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, prepared, soon, state_with, terms};
+use crate::tools::{Line, claim, prepared, soon, soon_free, state_with, terms};
 
 /// Only the claim that took a lock can release it.
 pub async fn a_strangers_release_does_nothing(stage: &dyn Stage, form: Form) {
@@ -96,6 +96,36 @@ pub async fn a_repeated_acquire_changes_nothing(stage: &dyn Stage, form: Form) {
     engine.release(&ours, &grant, None).await.unwrap();
     let next = soon(stage, "it is granted", engine.acquire(&waiting, Wait::Forever)).await;
     assert!(next.unwrap().expect("it waits for ever").token > grant.token);
+}
+
+/// A held lock is passed on to one other claim at most, which has its token; the first one holds no
+/// more, and is not granted again.
+pub async fn a_lock_is_passed_on_once(stage: &dyn Stage, form: Form) {
+    let (engine, other, locks) =
+        (stage.engine().await, stage.engine().await, stage.client().await);
+    let [first, successor, late] = std::array::from_fn(|_| Claim {
+        detachable: true,
+        ..claim(stage, "baton", form.mode())
+    });
+    let grant = taken(&*engine, &first).await;
+    let adopted = other.adopt(&first, &grant, &successor).await.expect("it is passed on");
+    let again = other.adopt(&first, &grant, &successor).await.expect("a repetition");
+    assert_eq!((adopted.token, again.token), (grant.token, grant.token));
+    for engine in [&engine, &other] {
+        let answer = engine.adopt(&first, &grant, &late).await;
+        assert!(matches!(answer, Err(Error::Lost { .. })), "passed on twice: {answer:?}");
+    }
+    let answer = renewed(&*other, &first, &grant).await;
+    assert!(matches!(answer, Err(Error::Lost { .. })), "the first one was renewed: {answer:?}");
+    let answer = other.acquire(&first, Wait::No).await;
+    assert!(!matches!(answer, Ok(Some(_))), "the first one was granted again: {answer:?}");
+    renewed(&*other, &successor, &adopted).await.expect("its successor holds");
+
+    other.withdraw(&late).await.unwrap();
+    let answer = other.adopt(&successor, &adopted, &late).await;
+    assert!(matches!(answer, Err(Error::NotHeld { .. })), "to a withdrawn claim: {answer:?}");
+    other.release(&successor, &adopted, None).await.unwrap();
+    soon_free(stage, &locks, "baton").await;
 }
 
 /// A request that arrives after its claim was withdrawn is refused.

@@ -1,7 +1,11 @@
 //! How long a lock lasts.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
 use lockset::engine::{Claim, Wait, drift};
-use lockset::{LossReason, State};
+use lockset::{Error, Guard, LossReason, State};
 
 use crate::form::Form;
 use crate::stage::Stage;
@@ -102,4 +106,72 @@ pub async fn kept_guards_survive_a_blocked_runtime(stage: &dyn Stage) {
             std::panic::resume_unwind(broken);
         }
     });
+}
+
+/// A guard is held when it is handed out, on every way from a grant to a guard: by the holder's own
+/// request, by the release before it, and by a ticket. Here the answer is read only after the
+/// lease that it tells of has ended.
+pub async fn a_lease_that_is_over_is_not_handed_out(stage: &dyn Stage) {
+    let locks = stage.client().await;
+    let pause = stage.ttl() + stage.ttl() / 4;
+    let lock = |name| Form::Mutex.of(&locks, name, terms(stage).detachable());
+    let (first, second) = (lock("late"), lock("late"));
+    // What is done for the first time may need more round trips than one.
+    let (guard, mut waiting) = (first.lock().await.unwrap(), Begun::new(second.lock()));
+    guard.release().await.unwrap();
+    waiting.end().await.unwrap().release().await.unwrap();
+
+    let mut locking = Begun::new(first.lock());
+    if locking.answer.is_pending() {
+        stage.pause(pause).await;
+    }
+    let guard = locking.end().await.unwrap();
+    assert_held(&guard, "by its own request").await;
+
+    let mut waiting = Begun::new(second.lock());
+    let mut releasing = Begun::new(guard.release());
+    stage.pause(pause).await;
+    let (released, granted) = tokio::join!(releasing.end(), waiting.end());
+    let is_told = matches!(released, Ok(()) | Err(Error::NotHeld { .. }));
+    assert!(is_told, "the release: {released:?}");
+    let guard = granted.unwrap();
+    assert_held(&guard, "by the release before it").await;
+
+    let ticket = guard.detach().await.unwrap();
+    let mut attaching = Begun::new(locks.attach(&ticket));
+    if attaching.answer.is_pending() {
+        stage.pause(pause).await;
+    }
+    match attaching.end().await {
+        Ok(guard) => assert_held(&guard, "by a ticket").await,
+        Err(Error::Lost { .. } | Error::Unreachable { .. }) => {}
+        Err(error) => panic!("by a ticket: {error}"),
+    }
+}
+
+async fn assert_held(guard: &Guard, how: &str) {
+    assert_eq!(guard.state(), State::Held, "it was over when it was handed out, {how}");
+    let confirmed = guard.confirm().await;
+    assert!(confirmed.is_ok(), "its home does not know it ({how}): {confirmed:?}");
+}
+
+/// A future that was polled once, so that its request is under way.
+struct Begun<'a, T> {
+    future: Pin<Box<dyn Future<Output = T> + 'a>>,
+    answer: Poll<T>,
+}
+
+impl<'a, T> Begun<'a, T> {
+    fn new(future: impl Future<Output = T> + 'a) -> Self {
+        let mut future = Box::pin(future);
+        let answer = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        Self { future, answer }
+    }
+
+    async fn end(&mut self) -> T {
+        match std::mem::replace(&mut self.answer, Poll::Pending) {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => self.future.as_mut().await,
+        }
+    }
 }

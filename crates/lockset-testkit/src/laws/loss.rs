@@ -95,6 +95,20 @@ pub async fn a_break_now_is_told_at_once(stage: &dyn Stage, form: Form) {
     assert_eq!(next.state(), State::Held);
 }
 
+/// A holder that has its lock by a ticket is told of a break as any other.
+pub async fn a_break_now_is_told_to_whoever_attached(stage: &dyn Stage, form: Form) {
+    let (ours, theirs, operator) =
+        (stage.client().await, stage.client().await, stage.client().await);
+    let lock = form.of(&ours, "broken", terms(stage).detachable());
+    let ticket = lock.lock().await.unwrap().detach().await.unwrap();
+    let guard = theirs.attach(&ticket).await.unwrap();
+    operator.force_release("broken", Break::Now).await.unwrap();
+    let pushes = ours.capabilities().pushes;
+    let limit = if pushes { patience(stage) } else { stage.ttl() / 3 + patience(stage) };
+    let reason = within(limit, "whoever attached is told", guard.lost()).await;
+    assert!(!pushes || reason == LossReason::Broken, "told {reason:?}");
+}
+
 /// A lock that an operator asks for politely stays the holder's until its running lease ends.
 pub async fn a_gentle_break_ends_with_the_lease(stage: &dyn Stage, form: Form) {
     let ttl = stage.ttl();

@@ -87,7 +87,10 @@ laws! {
             a_longest_hold_ends_the_lock,
             a_dropped_guard_releases,
         ];
-        once: [kept_guards_survive_a_blocked_runtime (RealTime)];
+        once: [
+            kept_guards_survive_a_blocked_runtime (RealTime),
+            a_lease_that_is_over_is_not_handed_out,
+        ];
     }
     identity {
         in_every_form: [
@@ -96,6 +99,7 @@ laws! {
             releasing_twice_is_harmless,
             a_repeated_acquire_changes_nothing,
             a_withdrawn_claim_stays_withdrawn,
+            a_lock_is_passed_on_once,
         ];
         once: [];
     }
@@ -111,6 +115,7 @@ laws! {
             a_frozen_server_loses_the_guard_by_its_deadline,
             a_guard_never_says_held_after_its_deadline,
             a_break_now_is_told_at_once,
+            a_break_now_is_told_to_whoever_attached,
             a_gentle_break_ends_with_the_lease,
         ];
         once: [
@@ -147,7 +152,11 @@ laws! {
         ];
     }
     primitives {
-        in_every_form: [a_reentered_guard_counts, a_detached_lock_is_attached_elsewhere];
+        in_every_form: [
+            a_reentered_guard_counts,
+            a_detached_lock_is_attached_elsewhere,
+            a_ticket_is_attached_once,
+        ];
         once: [
             an_election_shows_its_leader,
             a_latch_opens_when_counted_down (Cells),

@@ -2,7 +2,7 @@
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use lockset::{Error, State, Ticket};
+use lockset::{Error, LossReason, State, Ticket};
 
 use crate::form::Form;
 use crate::stage::Stage;
@@ -54,6 +54,29 @@ pub async fn a_detached_lock_is_attached_elsewhere(stage: &dyn Stage, form: Form
     soon_free(stage, &theirs, "baton").await;
     let stale = theirs.attach(&ticket).await;
     assert!(matches!(stale, Err(Error::Lost { .. })), "a used ticket: {stale:?}");
+}
+
+/// One ticket has one holder: whoever attaches it second is refused, and does not disturb the first.
+pub async fn a_ticket_is_attached_once(stage: &dyn Stage, form: Form) {
+    let (ours, theirs, late) = (stage.client().await, stage.client().await, stage.client().await);
+    let lock = form.of(&ours, "baton", terms(stage).detachable());
+    let ticket = lock.lock().await.unwrap().detach().await.unwrap();
+    let guard = soon(stage, "it is attached", theirs.attach(&ticket)).await.unwrap();
+    for (who, client) in [("another client", &late), ("the first one", &ours), ("itself", &theirs)] {
+        let refused = client.attach(&ticket).await;
+        let used = matches!(refused, Err(Error::Lost { reason: LossReason::TicketUsed, .. }));
+        assert!(used, "attached twice, by {who}: {refused:?}");
+        let refused = client.renew(&ticket).await;
+        assert!(refused.is_err(), "a used ticket was renewed by {who}");
+    }
+    tokio::time::sleep(stage.ttl() * 2).await;
+    assert_eq!(guard.state(), State::Held, "the first holder was disturbed");
+    guard.confirm().await.unwrap();
+
+    // Let go of again, there is a new ticket. Two who come at once do not both get it.
+    let ticket = guard.detach().await.unwrap();
+    let (one, other) = tokio::join!(late.attach(&ticket), ours.attach(&ticket));
+    assert!(one.is_err() || other.is_err(), "attached twice at once");
 }
 
 /// The leader is known to all, also when it changes.

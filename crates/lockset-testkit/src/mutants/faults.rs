@@ -604,6 +604,23 @@ impl Layer for PromisesTooMuch {
     }
 }
 
+/// Tells of a grant only after its lease has ended, as if it had just begun.
+#[derive(Debug)]
+pub(crate) struct TellsLate(pub(crate) Arc<dyn Engine>);
+
+#[async_trait]
+impl Layer for TellsLate {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        let granted = self.0.acquire(claim, wait).await?;
+        tokio::time::sleep(claim.ttl).await;
+        Ok(granted.map(|grant| doubled(claim, grant)))
+    }
+}
+
 /// Forgets the locks of a client from which it has not heard for a while, long before their leases
 /// end: as a server does that ends a session with its connection.
 #[derive(Debug)]
@@ -995,6 +1012,57 @@ impl Layer for RenewsItsOwnOnly {
             }
         })
         .await
+    }
+}
+
+/// Passes a lock on to everybody who asks.
+#[derive(Debug)]
+pub(crate) struct PassesOnToAll(pub(crate) Arc<dyn Engine>, pub(crate) Arc<Swaps>);
+
+#[async_trait]
+impl Layer for PassesOnToAll {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+        self.1.renew(&self.0, batch).await
+    }
+
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
+        self.1.swap(successor, self.1.by(claim));
+        Ok(grant.clone())
+    }
+}
+
+/// Tells of losses only for claims that were first asked for here.
+#[derive(Debug)]
+pub(crate) struct TellsOfItsOwnOnly(Arc<dyn Engine>, Arc<Mutex<HashSet<ClaimId>>>);
+
+impl TellsOfItsOwnOnly {
+    pub(crate) fn new(inner: Arc<dyn Engine>) -> Self {
+        Self(inner, Arc::default())
+    }
+}
+
+#[async_trait]
+impl Layer for TellsOfItsOwnOnly {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        self.1.lock().unwrap().insert(claim.id);
+        self.0.acquire(claim, wait).await
+    }
+
+    fn signals(&self) -> BoxStream<'static, Signal> {
+        let own = self.1.clone();
+        let is_own = move |signal: &Signal| {
+            let (Signal::Lost(id, _) | Signal::Doubt(id)) = signal;
+            std::future::ready(own.lock().unwrap().contains(id))
+        };
+        self.0.signals().filter(is_own).boxed()
     }
 }
 

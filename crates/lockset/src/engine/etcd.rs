@@ -139,7 +139,6 @@ impl Ownership {
 }
 
 /// One client of an etcd cluster.
-#[derive(Debug)]
 pub struct Etcd {
     core: Arc<Core>,
     tasks: [tokio::task::AbortHandle; 2],
@@ -174,6 +173,12 @@ impl Pulse {
         let mut asked = unpoisoned(&self.next);
         *asked = asked.min(next);
         *asked
+    }
+}
+
+impl std::fmt::Debug for Etcd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Etcd({})", self.identity())
     }
 }
 
@@ -372,6 +377,10 @@ impl Engine for Etcd {
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         self.core.amend(claim, grant, to).await
+    }
+
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
+        self.core.adopt(claim, grant, successor).await
     }
 
     async fn release(

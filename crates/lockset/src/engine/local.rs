@@ -82,10 +82,15 @@ impl Default for LocalOptions {
 /// # Drop
 /// Closes the file and removes the inbox. Locks still held stay so until their leases end or the
 /// process does. In a forked child nothing is touched.
-#[derive(Debug)]
 pub struct Local {
     store: Arc<Store>,
     clock: Clock,
+}
+
+impl std::fmt::Debug for Local {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Local({})", self.identity())
+    }
 }
 
 impl Local {
@@ -215,6 +220,16 @@ impl Engine for Local {
         let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
         let amended = self.store.write(PATIENCE, move |txn| txn.amend(&claim, &grant, &to));
         amended.await.map_err(|error| self.held_error(&name, error))?
+    }
+
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
+        // Before the request: one for this claim may still be under way on another thread.
+        self.store.mark_withdrawn(claim.id);
+        let (claim, grant, successor) = (claim.clone(), grant.clone(), successor.clone());
+        let name = claim.name.clone();
+        let adopt = move |txn: &mut Transaction<'_>| txn.adopt(&claim, &grant, &successor);
+        let adopted = self.store.write(PATIENCE, adopt).await;
+        adopted.map_err(|error| self.held_error(&name, error))?
     }
 
     async fn release(

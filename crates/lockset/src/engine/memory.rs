@@ -32,13 +32,18 @@ use crate::token::Token;
 const SWEEP_AT: usize = 1024;
 
 /// One client of a home that lives in this process.
-#[derive(Debug)]
 pub struct Memory {
     home: Arc<Mutex<Home>>,
     clock: Clock,
     client: u64,
     label: Arc<str>,
     signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Memory({})", self.identity())
+    }
 }
 
 impl Memory {
@@ -148,7 +153,7 @@ impl Engine for Memory {
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
         let now = self.clock.now();
         let mut home = self.home();
-        batch.iter().map(|(claim, grant)| home.renew(claim, grant, now)).collect()
+        batch.iter().map(|(claim, grant)| home.renew(claim, grant, self.client, now)).collect()
     }
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
@@ -182,6 +187,10 @@ impl Engine for Memory {
         }
         home.touched(&claim.name);
         Ok(grant.clone())
+    }
+
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
+        self.home().adopt(claim, grant, successor, self.client, self.clock.now())
     }
 
     async fn release(
@@ -398,12 +407,39 @@ impl Home {
         }
     }
 
-    fn renew(&mut self, claim: &Claim, grant: &Grant, now: Moment) -> Result<Grant> {
+    fn adopt(
+        &mut self,
+        claim: &Claim,
+        grant: &Grant,
+        successor: &Claim,
+        client: u64,
+        now: Moment,
+    ) -> Result<Grant> {
+        if self.withdrawn.contains(successor.id) {
+            return Err(Error::NotHeld { name: claim.name.clone() });
+        }
+        if let Ok(lock) = self.held(successor, grant, now) {
+            // A repetition.
+            return Ok(lock.holders.get(&successor.id).map_or(grant.clone(), Held::as_grant));
+        }
+        let lock = self.held(claim, grant, now)?;
+        let Some(held) = lock.holders.remove(&claim.id) else { return Ok(grant.clone()) };
+        let held = Held { client, note: successor.note.clone(), ..held };
+        let grant = held.as_grant();
+        lock.holders.insert(successor.id, held);
+        self.withdrawn.insert(claim.id, now);
+        self.touched(&claim.name);
+        Ok(grant)
+    }
+
+    fn renew(&mut self, claim: &Claim, grant: &Grant, client: u64, now: Moment) -> Result<Grant> {
         let lock = self.held(claim, grant, now)?;
         let Some(held) = lock.holders.get_mut(&claim.id) else { return Ok(grant.clone()) };
         if held.revoked {
             return Err(Error::lost(&claim.name, LossReason::Revoked));
         }
+        // Whoever renews is told of losses: a ticket may have come from another client.
+        held.client = client;
         held.ttl = claim.ttl;
         held.lapses = now + claim.ttl;
         Ok(held.as_grant())

@@ -126,7 +126,6 @@ impl Default for RedisOptions {
 }
 
 /// One client of a Redis server, of the master that sentinels name, or of a cluster.
-#[derive(Debug)]
 pub struct Redis {
     core: Arc<Core>,
     pulse: tokio::task::AbortHandle,
@@ -152,6 +151,12 @@ struct Core {
 struct Pulse {
     next: Mutex<Moment>,
     wake: tokio::sync::Notify,
+}
+
+impl std::fmt::Debug for Redis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Redis({})", self.identity())
+    }
 }
 
 impl Redis {
@@ -339,6 +344,10 @@ impl Engine for Redis {
             }
         }
         Ok(grant.clone())
+    }
+
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
+        self.core.adopt(claim, grant, successor).await
     }
 
     async fn release(

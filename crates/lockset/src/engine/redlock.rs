@@ -80,7 +80,6 @@ impl Default for RedlockOptions {
 }
 
 /// One client of a quorum of nodes.
-#[derive(Debug)]
 pub struct Redlock {
     core: Arc<Core>,
     listeners: Vec<tokio::task::AbortHandle>,
@@ -104,6 +103,12 @@ struct Core {
     owing: watch::Sender<usize>,
     tell: mpsc::UnboundedSender<Signal>,
     signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
+}
+
+impl std::fmt::Debug for Redlock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Redlock({})", self.identity())
+    }
 }
 
 impl Redlock {
@@ -346,6 +351,10 @@ impl Engine for Redlock {
             return Err(Error::Unsupported { engine: ENGINE, what });
         }
         self.core.amend(claim, grant, &to).await
+    }
+
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
+        self.core.adopt(claim, grant, successor).await
     }
 
     async fn release(

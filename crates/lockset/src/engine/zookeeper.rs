@@ -109,7 +109,6 @@ impl Default for ZooKeeperOptions {
 }
 
 /// One client of a ZooKeeper server or ensemble.
-#[derive(Debug)]
 pub struct ZooKeeper {
     core: Arc<Core>,
     tasks: Vec<tokio::task::AbortHandle>,
@@ -145,6 +144,12 @@ struct Book {
     /// The nodes of held locks that are watched.
     watched: HashMap<String, ClaimId>,
     withdrawn: Withdrawn,
+}
+
+impl std::fmt::Debug for ZooKeeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ZooKeeper({})", self.identity())
+    }
 }
 
 impl ZooKeeper {
@@ -306,6 +311,10 @@ impl Engine for ZooKeeper {
             Amend::Downgrade => self.core.downgrade(claim, grant).await,
             Amend::Note(note) => self.core.set_note(claim, grant, note).await,
         }
+    }
+
+    async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
+        self.core.adopt(claim, grant, successor).await
     }
 
     async fn release(

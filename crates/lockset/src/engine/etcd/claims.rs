@@ -358,7 +358,13 @@ impl Core {
     /// created on it any more.
     pub(super) fn retire_lease_of(&self, id: ClaimId) {
         let lease = self.places().find(id).map(|place| place.lease.clone());
-        lease.filter(|lease| lease.is_shared).inspect(|lease| self.leases.retire(lease));
+        lease.inspect(|lease| self.retire(lease));
+    }
+
+    pub(super) fn retire(&self, lease: &Arc<Lease>) {
+        if lease.is_shared {
+            self.leases.retire(lease);
+        }
     }
 
     /// Waits for those who came before. `behind`: whom to wait for, if that is known.
@@ -543,13 +549,10 @@ impl Core {
     /// The key of a claim of this client, or of one that came by a ticket.
     pub(super) fn key_of(&self, claim: &Claim, grant: &Grant) -> Option<Vec<u8>> {
         let known = self.places().find(claim.id).map(|place| place.key.clone());
-        // Not what the grant says: it may be a stranger's, and a key that was used again belongs to
-        // a claim of this client, which has its place.
-        let written = || {
-            let lease = keys::lease_of(&grant.key)?;
-            Some(self.layout.claim(&claim.name, lease, claim.id))
-        };
-        known.or_else(written)
+        // A ticket may be forged, so it must be a key of this name; whether it is the claim's own
+        // is written in its value.
+        let written = || Some(&grant.key).filter(|key| self.layout.is_ours(&claim.name, key));
+        known.or_else(|| written().cloned())
     }
 }
 

@@ -102,6 +102,13 @@ impl Layout {
         self.raw || key.get(of.first.len()..).is_some_and(|rest| !rest.contains(&b'/'))
     }
 
+    /// Whether this is the key of a claim of ours on this name.
+    pub(super) fn is_ours(&self, name: &Name, key: &[u8]) -> bool {
+        let claims = self.claims(name);
+        let is_within = *claims.first <= *key && *key < *claims.end;
+        is_within && self.is_claim_on(&claims, key) && id_in(key).is_some()
+    }
+
     /// Whether claims on these names stand in one line: the names are the same, or, with raw
     /// names, one lies within the other.
     pub(super) fn meet(&self, one: &Name, other: &Name) -> bool {
@@ -212,6 +219,12 @@ impl Word {
 
     pub(super) fn note(&self) -> Note {
         Note { by: self.by.as_str().into(), text: self.note.as_str().into() }
+    }
+
+    /// The key belongs to another claim from now on.
+    pub(super) fn pass_on(&mut self, successor: &Claim) {
+        self.id = Some(successor.id);
+        self.set_note(&successor.note);
     }
 
     pub(super) fn set_note(&mut self, note: &Note) {

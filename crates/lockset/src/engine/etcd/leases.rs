@@ -18,9 +18,6 @@ use crate::mutual::unpoisoned;
 
 /// A lease that no claim uses is kept this long for the next one.
 const IDLE: Duration = Duration::from_secs(60);
-/// How long a mark of a withdrawn claim lives at least, and the lease that serves for many of them.
-const MARK_LIFE: Duration = Duration::from_secs(10);
-const MARK_LEASE: Duration = Duration::from_secs(15);
 
 /// A lease at the server.
 #[derive(Debug)]
@@ -122,7 +119,6 @@ pub(super) struct Leases {
     /// No new claim gets these; they end with their last one.
     retired: Mutex<Vec<Arc<Lease>>>,
     granting: tokio::sync::Mutex<()>,
-    marks: tokio::sync::Mutex<Option<(i64, Moment)>>,
 }
 
 impl Leases {
@@ -133,7 +129,6 @@ impl Leases {
             shared: Mutex::default(),
             retired: Mutex::default(),
             granting: tokio::sync::Mutex::default(),
-            marks: tokio::sync::Mutex::default(),
         }
     }
 
@@ -174,25 +169,6 @@ impl Leases {
             return Err(Failed::lease_gone());
         }
         Ok(Lease::new(answer.id, ttl, is_shared, sent))
-    }
-
-    /// A lease for a mark that is written now.
-    pub(super) async fn for_a_mark(&self) -> Result<i64, Failed> {
-        let mut marks = in_time(self.marks.lock()).await?;
-        let now = self.clock.now();
-        if let Some((id, until)) = *marks
-            && now < until
-        {
-            return Ok(id);
-        }
-        let lease = self.granted(MARK_LEASE, false).await?;
-        *marks = Some((lease.id, (now + lease.ttl).before(MARK_LIFE)));
-        Ok(lease.id)
-    }
-
-    /// The lease for marks ended early.
-    pub(super) async fn forget_marks(&self) {
-        *self.marks.lock().await = None;
     }
 
     /// All that are shared, the retired ones included.

@@ -3,9 +3,10 @@
 use super::Core;
 use super::claims::{PAUSES, token_of};
 use super::keys::{self, Word};
+use super::leases::Lease;
 use super::link::{Failed, PATIENCE, PERSISTENCE, What};
 use super::places::Place;
-use super::rpc::{KeyValue, TxnRequest, TxnResponse};
+use super::rpc::{KeyValue, RequestOp, TxnRequest, TxnResponse};
 use super::txn::{always, created, delete, kvs, nested, newest, parts, put, range, revision};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Mode, drift};
@@ -20,21 +21,29 @@ impl Core {
     ) -> Result<Option<Grant>> {
         let not_held = || Error::NotHeld { name: claim.name.clone() };
         let key = self.key_of(claim, grant).ok_or_else(not_held)?;
-        let is_dirty = self.places().is_dirty(claim.id);
+        let place = self.places().find(claim.id).cloned();
+        let tombstone_on = place.filter(|place| place.is_dirty).map(|place| place.lease);
         let at = i64::try_from(grant.token.get()).unwrap_or(i64::MAX);
         let mut next = next.and_then(|next| self.take_along(next));
-        let mut given = self.give_with(claim, &key, at, is_dirty, next.as_ref()).await;
+        let give = self.giving(claim, &key, at, tombstone_on.as_deref());
+        let mut given = self.give_with(claim, give.clone(), next.as_ref()).await;
         if let Err(failed) = &given
             && failed.what == What::LeaseGone
+            && let Some(next) = next.take()
         {
-            // Of the mark, which gets another, or of the next, which asks for itself then.
+            // Of the next, perhaps, which asks for itself then.
             let repeated = failed.unknown;
-            next.take().inspect(|next| next.stays(self, repeated));
-            given = self.give_with(claim, &key, at, is_dirty, None).await;
+            next.stays(self, repeated);
+            given = self.give_with(claim, give, None).await;
             given = given.map(|(answer, again)| (answer, again || repeated));
         }
         let (answer, repeated) = match given {
             Ok(answer) => answer,
+            Err(failed) if failed.what == What::LeaseGone => {
+                // Its own: then its key went with it, and no other can come.
+                self.forget(claim.id);
+                return Err(not_held());
+            }
             Err(failed) => {
                 // It may be done, or still be; until then it stays in the way of others.
                 self.places().withdraw(claim.id, self.clock.now());
@@ -66,25 +75,29 @@ impl Core {
         }
     }
 
-    /// Releases, with a mark where a request for the claim may still come, and with the next.
+    /// The release of a key, with a tombstone where a request for the claim may still come.
+    fn giving(&self, claim: &Claim, key: &[u8], at: i64, dirty: Option<&Lease>) -> TxnRequest {
+        let tombstone = dirty.map(|lease| self.tombstone(claim.id, lease));
+        TxnRequest {
+            compare: vec![created(key, at)],
+            success: [delete(key)].into_iter().chain(tombstone.clone()).collect(),
+            failure: tombstone.into_iter().collect(),
+        }
+    }
+
+    /// What refuses late requests for a claim. It lives as long as the lease by which they would
+    /// create their key: without that, they create nothing.
+    fn tombstone(&self, id: ClaimId, lease: &Lease) -> RequestOp {
+        put(&self.layout.mark(id), Vec::new(), lease.id)
+    }
+
+    /// Releases, and takes the next along.
     async fn give_with(
         &self,
         claim: &Claim,
-        key: &[u8],
-        at: i64,
-        is_dirty: bool,
+        give: TxnRequest,
         next: Option<&Next<'_>>,
     ) -> std::result::Result<(TxnResponse, bool), Failed> {
-        let mut give = TxnRequest {
-            compare: vec![created(key, at)],
-            success: vec![delete(key)],
-            failure: Vec::new(),
-        };
-        if is_dirty {
-            let lease = self.leases.for_a_mark().await?;
-            give.success.push(put(&self.layout.mark(claim.id), Vec::new(), lease));
-            give.failure.push(put(&self.layout.mark(claim.id), Vec::new(), lease));
-        }
         let txn = match next {
             Some(next) => next.after(self, give),
             None => give,
@@ -108,10 +121,6 @@ impl Core {
             };
             repeated |= failed.unknown;
             failed.unknown = repeated;
-            if failed.what == What::LeaseGone {
-                // Of the mark, or of the next: whoever withdraws makes another.
-                self.leases.forget_marks().await;
-            }
             if failed.what != What::Silent || self.clock.now() + pause >= give_up {
                 return Err(failed);
             }
@@ -152,7 +161,8 @@ impl Core {
         }
     }
 
-    /// Deletes the key of a claim that leaves, with a mark where it may still be created.
+    /// Deletes the key of a claim that leaves, with a tombstone where it may still be created. No
+    /// new claim gets the lease of that one, so that it ends, and its tombstones with it.
     pub(super) async fn clear(
         &self,
         id: ClaimId,
@@ -160,13 +170,14 @@ impl Core {
     ) -> std::result::Result<(), Failed> {
         let mut ops = vec![delete(&place.key)];
         if place.is_dirty {
-            ops.push(put(&self.layout.mark(id), Vec::new(), self.leases.for_a_mark().await?));
+            self.retire(&place.lease);
+            ops.push(self.tombstone(id, &place.lease));
         }
-        let cleared = self.link.txn(always(ops), PATIENCE).await;
-        if cleared.as_ref().is_err_and(|failed| failed.what == What::LeaseGone) {
-            self.leases.forget_marks().await;
+        match self.link.txn(always(ops), PATIENCE).await {
+            // With its lease the key is gone, and no other can come.
+            Err(failed) if failed.what == What::LeaseGone => {}
+            cleared => drop(cleared?),
         }
-        cleared?;
         self.places().left(id);
         self.give_back_own(place);
         Ok(())

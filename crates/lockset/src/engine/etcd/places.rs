@@ -94,6 +94,39 @@ impl Places {
         });
     }
 
+    /// The place of a claim that holds already, by a key that another process may have made.
+    pub(super) fn attach(
+        &mut self,
+        claim: &Claim,
+        key: Vec<u8>,
+        lease: &Arc<Lease>,
+        token: Token,
+        now: Moment,
+    ) {
+        let place = Place {
+            name: claim.name.clone(),
+            key,
+            lease: lease.clone(),
+            token: Some(token),
+            is_dirty: false,
+            asking: 0,
+            lapses: now + claim.ttl,
+            may_travel: claim.detachable,
+        };
+        self.places.insert(claim.id, place);
+    }
+
+    /// Whether nothing is to be asked for this claim any more.
+    pub(super) fn is_withdrawn(&self, id: ClaimId) -> bool {
+        self.withdrawn.contains(id)
+    }
+
+    /// Another claim has the key of this one now.
+    pub(super) fn passed_on(&mut self, id: ClaimId, now: Moment) {
+        self.places.remove(&id);
+        self.withdrawn.insert(id, now);
+    }
+
     /// Whether a request that creates this claim's key was not answered.
     pub(super) fn is_dirty(&self, id: ClaimId) -> bool {
         self.find(id).is_some_and(|place| place.is_dirty)

@@ -10,9 +10,9 @@ use super::Core;
 use super::claims::{TRIES, token_of};
 use super::keys::{self, Word};
 use super::leases::Lease;
-use super::link::{Failed, PATIENCE, What};
+use super::link::{Failed, PATIENCE, PERSISTENCE, What, failed};
 use super::rpc::{KeyValue, TxnRequest, TxnResponse};
-use super::txn::{always, kvs, read, term};
+use super::txn::{always, kvs, put, read, rewrite, term, unchanged};
 use crate::clock::Moment;
 use crate::engine::{Claim, Grant, drift};
 use crate::error::{Error, LossReason, Result};
@@ -98,21 +98,70 @@ impl Core {
             return Err(Error::lost(&claim.name, LossReason::Expired));
         }
         // Others share their lease, and what is done to it is done to all.
-        let lease = keys::lease_of(&grant.key).filter(|_| claim.detachable || claim.fixed);
-        let lease = lease.ok_or_else(lost)?;
-        let key = self.layout.claim(&claim.name, lease, claim.id);
+        let key = self.key_of(claim, grant).filter(|_| claim.detachable || claim.fixed);
+        let key = key.ok_or_else(lost)?;
         let patience = patience_for(claim.ttl);
         let answer = self.link.txn_once(always(vec![read(&key)]), patience).await;
         let answer = answer.map_err(Failed::into_error)?;
-        still_held(claim, grant, kvs(&answer, 0))?;
+        let kv = still_held(claim, grant, kvs(&answer, 0))?;
         // Not believed before it is confirmed.
-        let lease = Lease::new(lease, claim.ttl, false, Moment::from_nanos(0));
-        let mut places = self.places();
-        places.enter(claim, &lease, &self.layout, self.clock.now());
-        match places.holds(claim.id, grant.token, self.clock.now() + claim.ttl) {
-            true => Ok((lease, key)),
-            false => Err(lost()),
+        let lease = Lease::new(kv.lease, claim.ttl, false, Moment::from_nanos(0));
+        self.places().attach(claim, key.clone(), &lease, grant.token, self.clock.now());
+        Ok((lease, key))
+    }
+
+    /// Passes the key of a held claim on to another claim, together with its lease. A tombstone on
+    /// that lease refuses what may still come for the first one: without the lease nothing can be
+    /// created either.
+    pub(super) async fn adopt(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        successor: &Claim,
+    ) -> Result<Grant> {
+        let lost = || Error::lost(&claim.name, LossReason::Forgotten);
+        let not_held = || Error::NotHeld { name: claim.name.clone() };
+        let key = self.key_of(claim, grant).ok_or_else(lost)?;
+        for _ in 0..TRIES {
+            if self.places().is_withdrawn(successor.id) {
+                return Err(not_held());
+            }
+            let seen = self.link.txn(always(vec![read(&key)]), PERSISTENCE).await;
+            let seen = seen.map_err(Failed::into_error)?;
+            let kv = kvs(&seen, 0).first().ok_or_else(lost)?;
+            let mut word = Word::read(&kv.value);
+            let owner = keys::id_of(kv, &word);
+            if token_of(kv.create_revision)? != grant.token {
+                return Err(lost());
+            }
+            if owner == Some(successor.id) {
+                return Ok(self.adopted(claim, grant, successor, kv));
+            }
+            if owner != Some(claim.id) {
+                return Err(lost());
+            }
+            word.pass_on(successor);
+            let tombstone = put(&self.layout.mark(claim.id), Vec::new(), kv.lease);
+            let txn = TxnRequest {
+                compare: vec![unchanged(&key, kv.mod_revision)],
+                success: vec![rewrite(&key, word.write()), tombstone],
+                failure: Vec::new(),
+            };
+            // Whether it was done is read from the key.
+            self.link.txn(txn, PERSISTENCE).await.map_err(Failed::into_error)?;
         }
+        Err(failed(format!("`{}` changes too often to be passed on", claim.name), true))
+    }
+
+    fn adopted(&self, claim: &Claim, grant: &Grant, successor: &Claim, kv: &KeyValue) -> Grant {
+        let now = self.clock.now();
+        let mut places = self.places();
+        let known = places.find(claim.id).map(|place| place.lease.clone());
+        let unconfirmed = || Lease::new(kv.lease, claim.ttl, false, Moment::from_nanos(0));
+        let lease = known.filter(|lease| lease.id == kv.lease).unwrap_or_else(unconfirmed);
+        places.passed_on(claim.id, now);
+        places.attach(successor, kv.key.clone(), &lease, grant.token, now);
+        Grant { key: kv.key.clone(), ..grant.clone() }
     }
 
     async fn renew_group(&self, group: &Group<'_>) -> Vec<(usize, Result<Grant>)> {
@@ -148,16 +197,17 @@ impl Core {
     }
 }
 
-/// Whether this is still the key by which the claim holds.
-fn still_held(claim: &Claim, grant: &Grant, kvs: &[KeyValue]) -> Result<()> {
-    match kvs.first() {
-        Some(kv) if token_of(kv.create_revision)? == grant.token => {
-            match Word::read(&kv.value).revoked {
-                true => Err(Error::lost(&claim.name, LossReason::Revoked)),
-                false => Ok(()),
-            }
-        }
-        _ => Err(Error::lost(&claim.name, LossReason::Forgotten)),
+/// The key by which the claim holds, if it still does.
+fn still_held<'k>(claim: &Claim, grant: &Grant, kvs: &'k [KeyValue]) -> Result<&'k KeyValue> {
+    let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
+    let kv = kvs.first().ok_or_else(forgotten)?;
+    let word = Word::read(&kv.value);
+    if token_of(kv.create_revision)? != grant.token || keys::id_of(kv, &word) != Some(claim.id) {
+        return Err(forgotten());
+    }
+    match word.revoked {
+        true => Err(Error::lost(&claim.name, LossReason::Revoked)),
+        false => Ok(kv),
     }
 }
 

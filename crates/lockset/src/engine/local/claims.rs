@@ -183,6 +183,44 @@ impl Transaction<'_> {
         Ok(Err(Error::lost(&claim.name, reason)))
     }
 
+    /// The row keeps its place, its token and its lease; everything that says whose it is changes.
+    pub(super) fn adopt(
+        &mut self,
+        claim: &Claim,
+        grant: &Grant,
+        successor: &Claim,
+    ) -> Sql<Result<Grant>> {
+        if self.withdrawn.contains(successor.id) {
+            return Ok(Err(not_held(successor)));
+        }
+        if self.held(successor, grant)?.is_some() {
+            // A repetition.
+            return Ok(Ok(grant.clone()));
+        }
+        if self.held(claim, grant)?.is_none() {
+            return Ok(Err(Error::lost(&claim.name, LossReason::Forgotten)));
+        }
+        self.db
+            .prepare_cached(
+                "UPDATE lock SET id = ?3, detached = ?4, process = ?5, inbox = ?6, by = ?7,
+                 note = ?8 WHERE name = ?1 AND seq = ?2",
+            )?
+            .execute(params![
+                claim.name.as_str(),
+                seq_of(grant),
+                successor.id.to_bits().to_be_bytes(),
+                successor.detachable,
+                self.store.processes.recorded(),
+                self.store.inbox.name(),
+                &*successor.note.by,
+                &*successor.note.text,
+            ])?;
+        self.changed = true;
+        self.settle(&claim.name)?;
+        self.tell_watchers(&claim.name)?;
+        Ok(Ok(grant.clone()))
+    }
+
     pub(super) fn raise(&mut self, claim: &Claim, grant: &Grant, to: Token) -> Sql<Result<Grant>> {
         let queue = self.settle(&claim.name)?;
         let fence = queue.fence.unwrap_or(0);

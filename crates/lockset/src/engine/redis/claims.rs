@@ -360,20 +360,24 @@ impl Core {
         let Some((first, _)) = batch.first() else { return Ok(Vec::new()) };
         let (names, args) = self.extension(batch, more);
         let of = self.keys(&first.name);
+        let script = &self.scripts.renew;
         // The keeper does not wait much longer, and one node that is silent must not cost others.
         let patience = PATIENCE.min(first.ttl / 8).max(LEAST_PATIENCE);
-        let answer = self
-            .run_as(patience, &self.scripts.renew, &of, |_| {
-                self.scripts.renew.call_with(&names, &args)
-            })
-            .await;
+        let written = |up: &Up| {
+            let mut command = script.call(names.len());
+            // Whoever renews is told of a break: a ticket may have come from another client, or the
+            // slot of the inbox may have moved.
+            command.arg(&names).arg(&up.inbox).arg(&args);
+            command
+        };
+        let answer = self.run_as(patience, script, &of, written).await;
         match answer.map_err(Unanswered::into_error)? {
             Value::Array(answers) if answers.len() == batch.len() => Ok(answers),
             other => Err(answers::unexpected(&format!("{other:?}"))),
         }
     }
 
-    /// Keys and arguments of `renew.lua`.
+    /// Keys of `renew.lua`, and its arguments behind the inbox.
     fn extension(
         &self,
         batch: &[(&Claim, &Grant)],
@@ -470,7 +474,8 @@ impl Core {
         // A fixed lease is not made longer, only written again.
         let more = claim.fixed.then_some(Duration::ZERO);
         let (names, args) = self.extension(&[(claim, grant)], more);
-        let command = self.scripts.renew.call_with(&names, &args);
+        let mut command = self.scripts.renew.call(names.len());
+        command.arg(&names).arg("").arg(&args);
         let sent = self.clock.now();
         let keys = self.keys(&claim.name);
         let mut way = self.way(&keys, PATIENCE).map_err(Unanswered::into_error)?;
@@ -559,6 +564,35 @@ impl Core {
         let answer = answer.map_err(Unanswered::into_error)?;
         self.dirty().remove(&claim.id);
         Ok(word(list(&answer)?, 0)? == "released")
+    }
+
+    pub(super) async fn adopt(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        successor: &Claim,
+    ) -> Result<Grant> {
+        let keys = self.keys(&claim.name);
+        let mut names = self.declared([claim].into_iter());
+        if self.nodes.by_slot() {
+            names.extend(keys.others(successor.id).last().cloned());
+        }
+        let script = &self.scripts.adopt;
+        let written = |up: &Up| {
+            let mut command = script.call(names.len());
+            command.arg(&names).arg(claim.id.to_string()).arg(grant.token.get());
+            command.arg(successor.id.to_string());
+            command.arg(keys::written_note(&successor.note, &up.inbox));
+            command.arg(MARK_LIFE.as_millis() as u64);
+            command
+        };
+        let answer = self.run_as(PATIENCE, script, &keys, written).await;
+        let answer = answer.map_err(Unanswered::into_error)?;
+        match word(list(&answer)?, 0)?.as_str() {
+            "done" => Ok(Grant { key: Vec::new(), ..grant.clone() }),
+            "gone" => Err(Error::NotHeld { name: claim.name.clone() }),
+            _ => Err(Error::lost(&claim.name, LossReason::Forgotten)),
+        }
     }
 
     pub(super) async fn amend(

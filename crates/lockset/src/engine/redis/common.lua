@@ -38,6 +38,12 @@ local function at(lock, queue)
     return beside .. what
   end })
 end
+-- From now on `id` counts as withdrawn, so a late request for it is refused.
+local function mark(k, id, life)
+  call('SET', k['mark:' .. id], '1', 'PX', life)
+  call('ZADD', k.queue, 0, '!')
+  call('PEXPIRE', k.queue, math.max(tonumber(life), call('PTTL', k.queue)))
+end
 local function is_marked(k, id) return call('EXISTS', k['mark:' .. id]) == 1 end
 
 -- Tells a client; how many listen. A channel that ends with '~' belongs to a slot of this node: if

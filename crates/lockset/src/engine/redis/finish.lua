@@ -4,12 +4,7 @@
 made = tonumber(ARGV[4])
 local k = at(KEYS[1], KEYS[2])
 -- A server that is out of memory refuses marks and grants, but what ends must end there too.
-local marked = redis.pcall('SET', k['mark:' .. ARGV[1]], '1', 'PX', ARGV[3])
-if not marked.err then marked = redis.pcall('ZADD', k.queue, 0, '!') end
-if type(marked) == 'number' then
-  call('PEXPIRE', k.queue, math.max(tonumber(ARGV[3]), call('PTTL', k.queue)))
-  marked = {}
-end
+local marked, why = pcall(mark, k, ARGV[1], ARGV[3])
 local outcome = finish(k, ARGV[1], ARGV[2])
-if marked.err then return marked end
+if not marked then error(why) end
 return { outcome }

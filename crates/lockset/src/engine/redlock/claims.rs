@@ -180,7 +180,7 @@ impl Core {
         };
         match (fate, answer) {
             (Fate::Held(token), Ok(Some(grant))) => {
-                self.adopt(attempt, node, grant, token).await;
+                self.raise_late(attempt, node, grant, token).await;
             }
             (Fate::Over, Ok(Some(_)) | Err(_)) => self.take_back(attempt, node).await,
             _ => {}
@@ -189,7 +189,7 @@ impl Core {
 
     /// A node grants late what is held already: it is lifted to the token, so that the holder keeps
     /// all nodes and not just a quorum. A higher value stays as it is, and may not count.
-    pub(super) async fn adopt(
+    pub(super) async fn raise_late(
         self: &Arc<Self>,
         attempt: &Arc<Attempt>,
         node: usize,

@@ -84,11 +84,92 @@ impl Core {
         };
         match (known, grant.zookeeper_key()) {
             (Some(known), _) => known.ok_or_else(forgotten),
-            (None, Some(Key { path, session: Some((id, password)) })) => {
-                self.attach(claim, Node { path, token: grant.token }, id, password).await
+            (None, Some(Key { path, session: Some(session) })) => {
+                // Before anything is done to the session: another may hold by it.
+                let (words, _) = self.words_at(claim, grant, &path).await?;
+                if self.claim_at(&path, &words) != Some(claim.id) {
+                    return Err(forgotten());
+                }
+                self.attach(claim, Node { path, token: grant.token }, session).await
             }
             (None, _) => Err(forgotten()),
         }
+    }
+
+    /// Passes the lock of a ticket on to another claim: first the node says whose it is from now
+    /// on, and only whoever has written that takes the session over.
+    pub(super) async fn adopt(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        successor: &Claim,
+    ) -> Result<Grant> {
+        let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
+        let key = grant.zookeeper_key().ok_or_else(forgotten)?;
+        let session = key.session.clone().ok_or_else(forgotten)?;
+        let give_up = self.clock.now() + PATIENCE;
+        loop {
+            if self.book().withdrawn.contains(successor.id) {
+                return Err(Error::NotHeld { name: claim.name.clone() });
+            }
+            let (mut words, version) = self.words_at(claim, grant, &key.path).await?;
+            match self.claim_at(&key.path, &words) {
+                Some(owner) if owner == successor.id => break,
+                Some(owner) if owner == claim.id => {}
+                _ => return Err(forgotten()),
+            }
+            words.pass_on(successor);
+            match self.main.set_data(&key.path, &words.write(), version).done().await {
+                Ok(()) => break,
+                // Another was faster, or nobody knows: what is written decides.
+                Err(fault) if fault.is(Refusal::BAD_VERSION) => {}
+                Err(fault) if fault.is_passing() && self.clock.now() < give_up => {
+                    self.ready().await?;
+                }
+                Err(fault) if fault.is(Refusal::NO_NODE) => return Err(forgotten()),
+                Err(fault) => return Err(fault.into()),
+            }
+        }
+        let ours = {
+            let mut book = self.book();
+            if book.entries.contains_key(&successor.id) {
+                return Ok(grant.clone());
+            }
+            book.withdrawn.insert(claim.id, self.clock.now());
+            book.take(claim.id).filter(|entry| !entry.session.status().ended)
+        };
+        let node = Node { path: key.path, token: grant.token };
+        match ours {
+            // Detached by this very client, which has the session already.
+            Some(Entry { session, tag, .. }) => {
+                self.take_over(successor, node, session, tag).await?;
+            }
+            None => drop(self.attach(successor, node, session).await?),
+        }
+        Ok(grant.clone())
+    }
+
+    /// What the node of a held lock says, and its version.
+    async fn words_at(&self, claim: &Claim, grant: &Grant, path: &str) -> Result<(Words, i32)> {
+        let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
+        if !path.starts_with(&format!("{}/", self.paths.lock(&claim.name)?)) {
+            return Err(forgotten());
+        }
+        self.ready().await?;
+        let (sync, data) = (self.main.sync(path), self.main.data(path, false));
+        sync.done().await?;
+        let (data, stat) = match data.data().await {
+            Err(fault) if fault.is(Refusal::NO_NODE) => return Err(forgotten()),
+            found => found?,
+        };
+        let words = Words::read(&data).filter(|words| words.token(stat.czxid) == grant.token);
+        words.map(|words| (words, stat.version)).ok_or_else(forgotten)
+    }
+
+    /// The claim that holds by the node at `path`.
+    fn claim_at(&self, path: &str, words: &Words) -> Option<ClaimId> {
+        let first = self.layout.claim_of(path.rsplit('/').next()?)?;
+        Some(words.claim(first))
     }
 
     /// Takes over the session that a ticket speaks of.
@@ -96,13 +177,22 @@ impl Core {
         &self,
         claim: &Claim,
         node: Node,
-        id: i64,
-        password: Vec<u8>,
+        (id, password): (i64, Vec<u8>),
     ) -> Result<Renewal> {
         let timeout_ms = i32::try_from(claim.ttl.as_millis()).unwrap_or(i32::MAX);
         let hello = Hello { seen: 0, timeout_ms, session: id, password };
         let tag = self.new_tag();
         let session = self.start_session(hello, tag);
+        self.take_over(claim, node, session, tag).await
+    }
+
+    async fn take_over(
+        &self,
+        claim: &Claim,
+        node: Node,
+        session: Arc<Session>,
+        tag: Tag,
+    ) -> Result<Renewal> {
         session.rest();
         if let Err(error) = session.ready(self.clock.now() + PATIENCE).await {
             return match session.status().ended {
@@ -201,7 +291,10 @@ impl Core {
         };
         let words = Words::read(&data);
         // What others wrote there says nothing about the lock: the path is the claim's.
-        let another = |words: &Words| words.token(stat.czxid) != grant.token;
+        let another = |words: &Words| {
+            let is_its = self.claim_at(&path, words) == Some(claim.id);
+            words.token(stat.czxid) != grant.token || !is_its
+        };
         if stat.owner != session.id() || words.as_ref().is_some_and(another) {
             return lost(LossReason::Forgotten);
         }

@@ -105,7 +105,8 @@ impl Core {
     }
 
     fn claim_of(&self, seen: &Seen) -> Option<ClaimId> {
-        seen.words.as_ref().and_then(|_| self.layout.claim_of(&seen.place.node))
+        let first = self.layout.claim_of(&seen.place.node)?;
+        seen.words.as_ref().map(|words| words.claim(first))
     }
 
     fn holder(&self, seen: &Seen) -> Holder {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{Claim, Grant};
+use crate::engine::{Claim, ClaimId, Grant};
 use crate::error::{Error, Result};
 use crate::name::Note;
 use crate::token::Token;
@@ -21,6 +21,9 @@ pub(super) struct Words {
     /// The token, where it is not the number of the transaction that made the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     token: Option<Token>,
+    /// The claim that holds by this node, where it is not the one that the node is named after.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    claim: Option<ClaimId>,
     /// An operator wants the lock back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) revoked: bool,
@@ -36,6 +39,7 @@ impl Words {
             ttl_ms: u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX),
             note: claim.note.clone(),
             token: None,
+            claim: None,
             revoked: false,
             admitted: None,
         }
@@ -57,6 +61,17 @@ impl Words {
     pub(super) fn with_token(mut self, token: Token) -> Self {
         self.token = Some(token);
         self
+    }
+
+    /// The claim that holds, of a node that is named after `first`.
+    pub(super) fn claim(&self, first: ClaimId) -> ClaimId {
+        self.claim.unwrap_or(first)
+    }
+
+    /// Another claim holds by this node from now on.
+    pub(super) fn pass_on(&mut self, successor: &Claim) {
+        self.claim = Some(successor.id);
+        self.note = successor.note.clone();
     }
 
     pub(super) fn note(&self) -> &Note {
