@@ -177,6 +177,10 @@ pub const VIRTUAL: &[Mutant] = mutants! {
     an_election_shows_its_leader as Mutex on dressed(LosesNotes) => "first";
     a_latch_opens_when_counted_down as Mutex on dressed(LastWriteWins) => "a count was lost";
     a_barrier_lets_all_go_together as Mutex on dressed(WatchesOnce) => "all three pass";
+    a_cut_connection_counts_nothing_twice as Mutex on dressed(WatchesOnce).with_stand_ins()
+        => "it opens for who waited";
+    a_cut_connection_counts_nothing_twice as Mutex on dressed(CountsAgain::new).with_stand_ins()
+        => "after Ended";
     watch_tells_of_changes as Mutex on dressed(WatchesOnce) => "the grant";
     list_shows_holders_and_waiters as Mutex on dressed(ListsNoWaiters) => "patient";
     list_shows_holders_and_waiters as Mutex on dressed(ListsAll) => "only with the prefix";

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_core::stream::BoxStream;
+use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::memory::Memory;
-use lockset::engine::{Claim, Engine, Grant, Signal};
+use lockset::engine::{Claim, Engine, Grant, Scope, Signal, Swap, Version};
 use lockset::{Break, Error, LockState, Lockset, LossReason, Name, State, Terms, Ticket};
 use lockset_testkit::layer::{Layer, Layered};
 
@@ -63,7 +65,7 @@ impl Layer for Silent {
         &self.0
     }
 
-    fn signals(&self) -> futures_core::stream::BoxStream<'static, Signal> {
+    fn signals(&self) -> BoxStream<'static, Signal> {
         Box::pin(futures_util::stream::pending())
     }
 }
@@ -397,4 +399,128 @@ async fn looking_at_a_lock_costs_nothing_that_stays() {
         drop(locks.watch_name("m").unwrap());
     }
     assert!(resident() < before + 2_000, "pages: {before} before, {} after", resident());
+}
+
+/// Changes of cells are made, but while `lost` is set nobody is told so; and a watch ends with an
+/// error after what it tells first.
+#[derive(Debug)]
+struct LosesAnswers {
+    inner: Arc<dyn Engine>,
+    lost: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Layer for LosesAnswers {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.inner
+    }
+
+    async fn inspect(&self, name: &Name) -> lockset::Result<LockState> {
+        self.inner.inspect(name).await
+    }
+
+    fn watch(&self, scope: &Scope) -> BoxStream<'static, lockset::Result<LockState>> {
+        let cut = futures_util::stream::once(async { Err(unreachable()) });
+        self.inner.watch(scope).take(1).chain(cut).boxed()
+    }
+
+    async fn cell(
+        &self,
+        name: &Name,
+        expect: Version,
+        value: Option<Vec<u8>>,
+    ) -> lockset::Result<Swap> {
+        let swap = self.inner.cell(name, expect, value).await?;
+        match self.lost.load(Ordering::Relaxed) {
+            true => Err(unreachable()),
+            false => Ok(swap),
+        }
+    }
+}
+
+fn losing_answers() -> (Lockset, Arc<AtomicBool>) {
+    let lost = Arc::new(AtomicBool::new(true));
+    let inner = Arc::new(Memory::new(Clock::tokio()));
+    let engine = Layered(LosesAnswers { inner, lost: lost.clone() });
+    (Lockset::on(Arc::new(engine), Clock::tokio()).unwrap(), lost)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_count_whose_answer_was_lost_counts_once() {
+    let (locks, lost) = losing_answers();
+    let latch = locks.latch("start", 9).unwrap();
+    // Recognised when it is repeated.
+    assert_eq!(latch.count_down().await.unwrap(), 8);
+    assert_eq!(latch.count_down().await.unwrap(), 7);
+    lost.store(false, Ordering::Relaxed);
+    assert_eq!(latch.remaining().await.unwrap(), 7);
+    latch.clear().await.unwrap();
+    assert_eq!(latch.remaining().await.unwrap(), 9);
+}
+
+/// Reads nothing while `down` is set.
+#[derive(Debug)]
+struct Down {
+    inner: Arc<dyn Engine>,
+    down: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Layer for Down {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.inner
+    }
+
+    async fn inspect(&self, name: &Name) -> lockset::Result<LockState> {
+        match self.down.load(Ordering::Relaxed) {
+            true => Err(unreachable()),
+            false => self.inner.inspect(name).await,
+        }
+    }
+
+    async fn cell(
+        &self,
+        name: &Name,
+        expect: Version,
+        value: Option<Vec<u8>>,
+    ) -> lockset::Result<Swap> {
+        // The last thing that is done before it is down, and told to nobody.
+        self.inner.cell(name, expect, value).await?;
+        self.down.store(true, Ordering::Relaxed);
+        Err(unreachable())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_count_that_failed_or_was_cancelled_is_made_by_the_next_call() {
+    let down = Arc::new(AtomicBool::new(false));
+    let memory = Arc::new(Memory::new(Clock::tokio()));
+    let engine = Layered(Down { inner: memory.clone(), down: down.clone() });
+    let locks = Lockset::on(Arc::new(engine), Clock::tokio()).unwrap();
+    let latch = locks.latch("start", 3).unwrap();
+    let failed = latch.count_down().await.unwrap_err();
+    assert!(failed.is_retryable(), "{failed}");
+    assert!(tokio::time::timeout(TTL / 100, latch.count_down()).await.is_err(), "it is down");
+    down.store(false, Ordering::Relaxed);
+    // A clone is the same latch.
+    assert_eq!(latch.clone().count_down().await.unwrap(), 2, "counted twice");
+    assert_eq!(another(&memory).latch("start", 3).unwrap().remaining().await.unwrap(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_goes_on_when_its_watch_ends() {
+    let (locks, lost) = losing_answers();
+    lost.store(false, Ordering::Relaxed);
+    let (latch, barrier) = (locks.latch("start", 1).unwrap(), locks.barrier("phase", 2).unwrap());
+    let party = locks.barrier("phase", 2).unwrap();
+    let waiting = tokio::spawn({
+        let latch = latch.clone();
+        async move { latch.wait().await }
+    });
+    let arrived = tokio::spawn(async move { party.wait().await });
+    tokio::time::sleep(TTL).await;
+    latch.count_down().await.unwrap();
+    waiting.await.unwrap().unwrap();
+    assert!(barrier.wait().await.unwrap(), "the other one stayed");
+    assert!(!arrived.await.unwrap().unwrap());
 }

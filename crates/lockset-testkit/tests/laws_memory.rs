@@ -69,6 +69,7 @@ suite! {
         kept_guards_survive_a_blocked_runtime,
         // There is no connection.
         a_cut_session_is_told,
+        a_cut_connection_counts_nothing_twice,
         // It has all modes.
         a_refused_mode_is_refused_not_hung,
     ];

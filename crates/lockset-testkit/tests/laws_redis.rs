@@ -12,6 +12,7 @@ common_laws!(
         a_given_floor_is_exact,
         raising_lifts_the_fence_and_refuses_to_lower_it,
         a_cut_session_is_told,
+        a_cut_connection_counts_nothing_twice,
     ],
     not: []
 );

@@ -10,5 +10,5 @@ common_laws!(
     redis_sentinel,
     SentinelStage::start,
     and: [a_given_floor_is_exact, raising_lifts_the_fence_and_refuses_to_lower_it],
-    not: [a_cut_session_is_told]
+    not: [a_cut_session_is_told, a_cut_connection_counts_nothing_twice]
 );

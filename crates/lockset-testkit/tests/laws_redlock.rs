@@ -56,6 +56,7 @@ lockset_testkit::suite! {
     refuses: [
         // A client has a connection to each of five servers: `redlock_nodes` cuts them by freezing.
         a_cut_session_is_told,
+        a_cut_connection_counts_nothing_twice,
         // Over a quorum there are no readers, no permits, no cells, and no floor for tokens.
         a_given_floor_is_exact,
         raising_lifts_the_fence_and_refuses_to_lower_it,

@@ -92,6 +92,7 @@ fail_on_their_mutants! {
     an_election_shows_its_leader,
     a_latch_opens_when_counted_down,
     a_barrier_lets_all_go_together,
+    a_cut_connection_counts_nothing_twice,
     watch_tells_of_changes,
     list_shows_holders_and_waiters,
     a_notes_change_is_seen,
@@ -113,6 +114,7 @@ fn stand_ins_obey() {
         "a_killed_holder_process_is_succeeded",
         "a_crashed_waiter_delays_nobody_for_long",
         "a_cut_session_is_told",
+        "a_cut_connection_counts_nothing_twice",
     ] {
         let setting = || {
             Box::pin(async { Box::new(MemoryStage::start().with_stand_ins()) as Box<dyn Stage> })

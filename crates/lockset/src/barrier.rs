@@ -59,7 +59,9 @@ impl Barrier {
     ///
     /// # Errors
     /// [`Error::Conflict`] if others use the name with another number of parties;
-    /// [`Error::Unreachable`], after which it is unknown whether this party was counted.
+    /// [`Error::Unreachable`] if the engine does not answer for five seconds when this party
+    /// arrives, which then leaves again. Once it has arrived, it waits whatever happens to the
+    /// connection.
     ///
     /// # Cancel safety
     /// Cancel safe: dropped, this party leaves again in the background, unless all were already

@@ -1,22 +1,28 @@
 //! Small shared state changed by compare-and-set: what latches and barriers are made of.
 //!
-//! A change is a pure function of what the cell holds and bears an id of its own, so that after an
-//! unknown outcome the cell itself tells whether the change was made. Nothing is ever counted
-//! twice.
+//! A change is a pure function of what the cell holds and bears an id of its own. So a request
+//! without an answer is repeated: the cell itself tells whether the change was made before.
+//! Nothing is ever counted twice.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::client::{Client, Visit};
+use crate::clock::Moment;
 use crate::engine::{Cell, Scope, Swap};
 use crate::error::{Error, Result};
 use crate::name::Name;
 
 /// How often a change is tried again after others were faster, before it is called unreachable.
 const MOST_TRIES: usize = 10_000;
+/// How long a change is repeated that the engine does not answer.
+const CHANGE_FOR: Duration = Duration::from_secs(5);
+/// The pauses between requests that were not answered.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 /// A cell with content of type `T`.
 #[derive(Clone, Debug)]
@@ -69,6 +75,23 @@ impl Shared {
     where
         T: Serialize + DeserializeOwned,
     {
+        let mut patience = Patience::new(&self.client);
+        loop {
+            match self.change_once(&mut change).await {
+                // Whether it was done is seen when it is tried again.
+                Err(error) if error.is_retryable() => patience.pause_after(error).await?,
+                changed => return changed,
+            }
+        }
+    }
+
+    async fn change_once<T, R>(
+        &self,
+        change: &mut impl FnMut(Option<T>) -> Result<Change<T, R>>,
+    ) -> Result<R>
+    where
+        T: Serialize + DeserializeOwned,
+    {
         let mut found = self.client.engine.inspect(&self.name).await?.cell.unwrap_or_default();
         for _ in 0..MOST_TRIES {
             let (content, answer) = match change(self.content(&found)?)? {
@@ -89,6 +112,16 @@ impl Shared {
     /// Removes the cell.
     pub(crate) async fn remove(&self) -> Result<()> {
         self.client.check_usable()?;
+        let mut patience = Patience::new(&self.client);
+        loop {
+            match self.remove_once().await {
+                Err(error) if error.is_retryable() => patience.pause_after(error).await?,
+                removed => return removed,
+            }
+        }
+    }
+
+    async fn remove_once(&self) -> Result<()> {
         let mut found = self.client.engine.inspect(&self.name).await?.cell.unwrap_or_default();
         while found != Cell::default() {
             match self.client.engine.cell(&self.name, found.version, None).await? {
@@ -99,23 +132,38 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until `enough` answers something for the content.
+    /// Waits until `enough` returns something for the content. Waiting only reads, so it goes on
+    /// whatever happens to the connection.
     pub(crate) async fn wait<T: DeserializeOwned, R>(
         &self,
         mut enough: impl FnMut(Option<T>) -> Result<Option<R>>,
     ) -> Result<R> {
         self.client.check_usable()?;
-        let mut states = self.client.engine.watch(&Scope::Name(self.name.clone()));
+        let scope = Scope::Name(self.name.clone());
+        let (mut states, mut pause) = (self.client.engine.watch(&scope), PAUSES.0);
         loop {
             let state = tokio::select! {
                 biased;
                 state = states.next() => state,
-                () = self.client.closed() => None,
+                () = self.client.closed() => return Err(Error::Closed),
             };
-            let Some(state) = state else { return Err(Error::Closed) };
-            let content = self.content(&state?.cell.unwrap_or_default())?;
-            if let Some(answer) = enough(content)? {
-                return Ok(answer);
+            match state {
+                Some(Ok(state)) => {
+                    pause = PAUSES.0;
+                    let content = self.content(&state.cell.unwrap_or_default())?;
+                    if let Some(answer) = enough(content)? {
+                        return Ok(answer);
+                    }
+                }
+                Some(Err(error)) if !error.is_retryable() => return Err(error),
+                unclear => {
+                    self.client.check_usable()?;
+                    let error = unclear.and_then(Result::err);
+                    tracing::debug!(name = %self.name, ?error, "a watch is begun again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSES.1);
+                    states = self.client.engine.watch(&scope);
+                }
             }
         }
     }
@@ -145,5 +193,29 @@ impl Shared {
 
     fn damaged(&self, error: &serde_json::Error) -> Error {
         self.conflict(format!("its cell holds something else ({error})"))
+    }
+}
+
+/// How long a request is repeated that the engine does not answer.
+struct Patience<'a> {
+    client: &'a Client,
+    give_up: Moment,
+    pause: Duration,
+}
+
+impl<'a> Patience<'a> {
+    fn new(client: &'a Client) -> Self {
+        Self { client, give_up: client.clock.now() + CHANGE_FOR, pause: PAUSES.0 }
+    }
+
+    /// Waits a little; fails with `error` when it has taken too long.
+    async fn pause_after(&mut self, error: Error) -> Result<()> {
+        let next = self.client.clock.now() + self.pause;
+        if next >= self.give_up {
+            return Err(error);
+        }
+        self.client.clock.sleep_until(next).await;
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        Ok(())
     }
 }

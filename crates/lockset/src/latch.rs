@@ -1,6 +1,6 @@
 //! A door that opens when it was counted down often enough.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +8,7 @@ use crate::cell::{Change, Shared};
 use crate::client::Client;
 use crate::engine::ClaimId;
 use crate::error::{Error, Result};
+use crate::mutual::unpoisoned;
 use crate::name::Name;
 
 /// A door that opens when it was counted down `count` times, and then stays open. Made by
@@ -32,6 +33,8 @@ use crate::name::Name;
 pub struct Latch {
     cell: Shared,
     count: u32,
+    /// The ids of counts that may have been made: whoever counts down again goes on with one.
+    unsure: Arc<Mutex<Vec<ClaimId>>>,
 }
 
 /// Who counted down, so that nobody counts twice.
@@ -50,20 +53,25 @@ impl Latch {
             let why = format!("a latch counts down from 1 to {}", Self::MAX_COUNT);
             return Err(Error::invalid("count", &count.to_string(), why));
         }
-        Ok(Self { cell: Shared::new(client, name)?, count })
+        Ok(Self { cell: Shared::new(client, name)?, count, unsure: Arc::default() })
     }
 
-    /// Counts down by one and answers what remains. An open latch stays open.
+    /// Counts down by one and returns what remains. An open latch stays open.
+    ///
+    /// A request that is not answered is repeated for five seconds, and counts once.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if others use the name with another count;
-    /// [`Error::Unreachable`], after which it is unknown whether it was counted.
+    /// [`Error::Conflict`] if others use the name with another count.
+    /// [`Error::Unreachable`] if the engine does not answer; call it again then, on this latch or a
+    /// clone of it, and both calls together count once.
     ///
     /// # Cancel safety
-    /// If cancelled, it may or may not have counted.
+    /// If cancelled, call it again: both calls together count once.
     pub async fn count_down(&self) -> Result<u32> {
-        let id = ClaimId::random();
-        self.cell
+        let count = Count::begin(&self.unsure);
+        let id = count.id;
+        let counted = self
+            .cell
             .change(|found| {
                 let mut counted = self.agreed(found)?;
                 if counted.remaining() == 0 || counted.by.contains(&id) {
@@ -73,7 +81,11 @@ impl Latch {
                 let remaining = counted.remaining();
                 Ok(Change::Write(counted, remaining))
             })
-            .await
+            .await;
+        if counted.is_ok() {
+            count.is_made();
+        }
+        counted
     }
 
     /// Waits until the latch is open.
@@ -122,5 +134,31 @@ impl Latch {
 impl Counted {
     fn remaining(&self) -> u32 {
         self.count.saturating_sub(u32::try_from(self.by.len()).unwrap_or(u32::MAX))
+    }
+}
+
+/// A count under way. Dropped before it is known to be made, it is the next one to be made.
+struct Count<'a> {
+    unsure: &'a Mutex<Vec<ClaimId>>,
+    id: ClaimId,
+    is_made: bool,
+}
+
+impl<'a> Count<'a> {
+    fn begin(unsure: &'a Mutex<Vec<ClaimId>>) -> Self {
+        let id = unpoisoned(unsure).pop().unwrap_or_else(ClaimId::random);
+        Self { unsure, id, is_made: false }
+    }
+
+    fn is_made(mut self) {
+        self.is_made = true;
+    }
+}
+
+impl Drop for Count<'_> {
+    fn drop(&mut self) {
+        if !self.is_made {
+            unpoisoned(self.unsure).push(self.id);
+        }
     }
 }

@@ -161,6 +161,7 @@ laws! {
             an_election_shows_its_leader,
             a_latch_opens_when_counted_down (Cells),
             a_barrier_lets_all_go_together (Cells),
+            a_cut_connection_counts_nothing_twice (Cells, Link),
         ];
     }
     sight {

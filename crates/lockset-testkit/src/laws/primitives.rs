@@ -5,9 +5,9 @@ use futures_util::future::join_all;
 use lockset::{Error, LossReason, State, Ticket};
 
 use crate::form::Form;
-use crate::stage::Stage;
+use crate::stage::{Connection, Stage};
 use crate::tools::{
-    Line, not_within, patience, prepared, soon, soon_free, state_with, terms, within,
+    Line, lapse, not_within, patience, prepared, soon, soon_free, state_with, terms, within,
 };
 
 /// A reentered lock is released when its last guard is gone.
@@ -158,4 +158,46 @@ pub async fn a_barrier_lets_all_go_together(stage: &dyn Stage) {
         let last = passed.into_iter().filter(|last| *last.as_ref().unwrap()).count();
         assert_eq!(last, 1, "exactly one came last");
     }
+}
+
+/// A connection that is cut costs a latch and a barrier nothing: whoever waits goes on waiting, and
+/// what was asked for without an answer is counted once.
+pub async fn a_cut_connection_counts_nothing_twice(stage: &dyn Stage) {
+    let ours = stage.client().await;
+    let linked = stage.linked().await.expect("there is a connection");
+    let (here, there) = (ours.latch("start", 4).unwrap(), linked.locks.latch("start", 4).unwrap());
+    let (one, other) = (ours.barrier("phase", 2).unwrap(), linked.locks.barrier("phase", 2).unwrap());
+    let waiting = there.clone();
+    let opened = tokio::spawn(async move { waiting.wait().await });
+    let passed = tokio::spawn(async move { other.wait().await });
+    let arrived = async {
+        while one.waiting().await.unwrap() == 0 {
+            tokio::time::sleep(stage.ttl() / 200).await;
+        }
+    };
+    prepared("the party has arrived", arrived).await;
+
+    for (cut, remaining) in [(Connection::Ended, 3), (Connection::Silent, 2)] {
+        let counting = there.clone();
+        let counting = tokio::spawn(async move { counting.count_down().await });
+        tokio::task::yield_now().await;
+        linked.link.set(cut);
+        tokio::time::sleep(stage.ttl() / 8).await;
+        linked.link.set(Connection::Whole);
+        let counted = within(lapse(stage), "it is counted", counting).await.unwrap();
+        // Five seconds are not enough for every engine that was silent: it may be asked again.
+        let counted = match counted {
+            Err(error) if error.is_retryable() => there.count_down().await,
+            counted => counted,
+        };
+        assert_eq!(counted.unwrap(), remaining, "after {cut:?}");
+        assert_eq!(here.remaining().await.unwrap(), remaining, "after {cut:?}");
+    }
+    for remaining in [1, 0] {
+        assert_eq!(here.count_down().await.unwrap(), remaining);
+    }
+    within(lapse(stage), "it opens for who waited", opened).await.unwrap().unwrap();
+    assert!(one.wait().await.unwrap(), "the other one had arrived");
+    let last = within(lapse(stage), "it passes", passed).await.unwrap().unwrap();
+    assert!(!last, "it came first");
 }

@@ -1133,6 +1133,51 @@ impl Layer for WatchesOnce {
     }
 }
 
+/// Loses the first answer to a change, and does not show who made it.
+#[derive(Debug)]
+pub(crate) struct CountsAgain(Arc<dyn Engine>, AtomicUsize);
+
+impl CountsAgain {
+    pub(crate) fn new(inner: Arc<dyn Engine>) -> Self {
+        Self(inner, AtomicUsize::new(0))
+    }
+}
+
+#[async_trait]
+impl Layer for CountsAgain {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
+        let anonymous = |mut state: LockState| {
+            if let Some(cell) = &mut state.cell
+                && let Ok(mut content) = serde_json::from_slice::<serde_json::Value>(&cell.value)
+                && let Some(by) = content.get_mut("by").and_then(|by| by.as_array_mut())
+            {
+                by.iter_mut().for_each(|id| *id = ClaimId::random().to_string().into());
+                cell.value = content.to_string().into_bytes();
+            }
+            state
+        };
+        self.0.watch(scope).map(move |state| state.map(anonymous)).boxed()
+    }
+
+    async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {
+        let swap = self.0.cell(name, expect, value).await?;
+        // The first change is the arrival at the barrier.
+        match self.1.fetch_add(1, Ordering::Relaxed) {
+            1 => Err(Error::Unreachable {
+                engine: "mutant",
+                what: "the answer was lost".to_owned(),
+                retryable: true,
+                source: None,
+            }),
+            _ => Ok(swap),
+        }
+    }
+}
+
 /// Does not list who waits.
 #[derive(Debug)]
 pub(crate) struct ListsNoWaiters(pub(crate) Arc<dyn Engine>);
