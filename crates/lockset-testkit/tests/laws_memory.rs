@@ -53,6 +53,7 @@ suite! {
         a_gentle_break_ends_with_the_lease,
         a_cancelled_lock_leaves_nothing,
         a_timed_out_waiter_leaves_nothing,
+        a_silent_home_does_not_prolong_a_wait,
         a_crashed_waiter_delays_nobody_for_long,
         several_locks_are_taken_all_or_none,
         a_reentered_guard_counts,

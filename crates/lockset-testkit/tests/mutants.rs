@@ -72,6 +72,7 @@ fail_on_their_mutants! {
     a_cut_session_is_told,
     a_cancelled_lock_leaves_nothing,
     a_timed_out_waiter_leaves_nothing,
+    a_silent_home_does_not_prolong_a_wait,
     close_releases_everything,
     a_killed_holder_process_is_succeeded,
     a_crashed_waiter_delays_nobody_for_long,

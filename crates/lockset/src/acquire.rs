@@ -11,6 +11,7 @@ use futures_util::poll;
 use tracing::Instrument;
 
 use crate::client::Client;
+use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Wait};
 use crate::error::{Error, Result};
 use crate::eyes::Outcome;
@@ -24,6 +25,8 @@ const CLEANING_TIMEOUT: Duration = Duration::from_secs(5);
 const CLEANING_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 /// The pause before a claim that the engine lost track of is replaced by a fresh one.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
+/// How much longer than it was given an acquisition waits for an engine that is silent.
+const SILENT_AFTER: Duration = Duration::from_millis(500);
 /// How long a timeout error may take to find out who holds the lock.
 const ASK_FOR_HOLDER: Duration = Duration::from_millis(500);
 
@@ -268,10 +271,21 @@ async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>
             Poll::Pending => {
                 let _under_way = client.awaits(&claim);
                 visit = None;
+                let began = client.clock.now();
+                let silent = match wait {
+                    Wait::Until(deadline) => deadline.max(began) + SILENT_AFTER,
+                    Wait::No | Wait::Forever => Moment::NEVER,
+                };
                 tokio::select! {
                     biased;
                     granted = granting => granted,
                     () = client.closed() => return Err(Error::Closed),
+                    () = client.clock.sleep_until(silent) => {
+                        let waited = client.clock.now().since(began);
+                        let what = format!("no answer about `{}` within {waited:.1?}", want.name);
+                        let engine = client.capabilities.engine;
+                        Err(Error::Unreachable { engine, what, retryable: true, source: None })
+                    }
                 }
             }
         }

@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::form::{Alone, Form};
 use crate::stage::{Stage, Time};
-use crate::tools::{Line, prepared, soon, soon_free, state_with, terms};
+use crate::tools::{Line, patience, prepared, soon, soon_free, state_with, terms, within};
 
 /// Dropping a pending `lock()` at any moment leaves neither a lock nor a place in the queue.
 pub async fn a_cancelled_lock_leaves_nothing(stage: &dyn Stage, form: Form) {
@@ -75,6 +75,34 @@ pub async fn a_timed_out_waiter_leaves_nothing(stage: &dyn Stage, form: Form) {
     holder.release().await.unwrap();
     soon_free(stage, &ours, "patience").await;
     assert!(lock.try_lock().await.unwrap().is_some(), "it must be free");
+}
+
+/// A home that falls silent while a claim waits there does not make the wait longer than it was
+/// given, but for a small constant; and the error says that it is the home that does not answer.
+pub async fn a_silent_home_does_not_prolong_a_wait(stage: &dyn Stage, form: Form) {
+    let (clock, given) = (stage.clock(), stage.ttl() / 4);
+    let (ours, theirs) = (stage.client().await, stage.client().await);
+    let holder = form.of(&ours, "silent", terms(stage)).lock().await.unwrap();
+    let lock = form.of(&theirs, "silent", terms(stage));
+    // Before the home is silent, whatever had to be done for the first time.
+    assert!(lock.try_lock().await.unwrap().is_none());
+    let waiting = tokio::spawn(async move {
+        let began = clock.now();
+        (lock.lock_within(given).await.map(|guard| guard.token()), clock.now().since(began))
+    });
+    let queued = state_with(&ours, "silent", |state| state.waiters.len() == 1);
+    within(given, "the waiter is seen before its time is over", queued).await;
+    stage.freeze().await;
+    let limit = given + Duration::from_secs(1) + patience(stage);
+    let ended = tokio::time::timeout(limit, waiting).await;
+    stage.thaw().await;
+    let (outcome, waited) = ended.expect("a silent home kept the waiter").unwrap();
+    assert!(waited >= given, "it gave up after {waited:?} of {given:?}");
+    match outcome {
+        Err(error @ Error::Unreachable { retryable: true, .. }) => drop(error),
+        other => panic!("an error that says that nobody answers, not {other:?}"),
+    }
+    drop(holder);
 }
 
 /// Closing a client gives back all it held and ends all it waited for.

@@ -124,7 +124,11 @@ laws! {
         ];
     }
     leaving {
-        in_every_form: [a_cancelled_lock_leaves_nothing, a_timed_out_waiter_leaves_nothing];
+        in_every_form: [
+            a_cancelled_lock_leaves_nothing,
+            a_timed_out_waiter_leaves_nothing,
+            a_silent_home_does_not_prolong_a_wait,
+        ];
         once: [close_releases_everything];
     }
     death {

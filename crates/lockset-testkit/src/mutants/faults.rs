@@ -754,7 +754,7 @@ impl Layer for StaysInLine {
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         let Wait::Until(_) = wait else { return self.0.acquire(claim, wait).await };
-        let patience = tokio::time::sleep(claim.ttl / 8);
+        let patience = tokio::time::sleep(claim.ttl / 32);
         tokio::select! {
             granted = self.0.acquire(claim, Wait::Forever) => granted,
             () = patience => Ok(None),
@@ -1174,6 +1174,26 @@ impl Layer for CountsAgain {
                 source: None,
             }),
             _ => Ok(swap),
+        }
+    }
+}
+
+/// Takes a home that does not answer for one that says no.
+#[derive(Debug)]
+pub(crate) struct SaysItIsBusy(pub(crate) Arc<dyn Engine>);
+
+#[async_trait]
+impl Layer for SaysItIsBusy {
+    fn inner(&self) -> &Arc<dyn Engine> {
+        &self.0
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+        let Wait::Until(_) = wait else { return self.0.acquire(claim, wait).await };
+        tokio::select! {
+            granted = self.0.acquire(claim, wait) => granted,
+            // As long as its law gives it.
+            () = tokio::time::sleep(claim.ttl / 4) => Ok(None),
         }
     }
 }

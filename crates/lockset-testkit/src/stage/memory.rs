@@ -23,6 +23,7 @@ pub struct MemoryStage {
     time: Time,
     ttl: Duration,
     dress: Dress,
+    outside: Dress,
     stand_ins: bool,
 }
 
@@ -43,6 +44,7 @@ impl MemoryStage {
             time: Time::Virtual,
             ttl: Duration::from_secs(10),
             dress: Arc::new(|engine| engine),
+            outside: Arc::new(|engine| engine),
             stand_ins: false,
         }
     }
@@ -53,6 +55,15 @@ impl MemoryStage {
         F: Fn(Arc<dyn Engine>) -> Arc<dyn Engine> + Send + Sync + 'static,
     {
         self.dress = Arc::new(dress);
+        self
+    }
+
+    /// Every client's engine is dressed like this on its own side, where a frozen home is silence.
+    pub fn dressed_outside<F>(mut self, dress: F) -> Self
+    where
+        F: Fn(Arc<dyn Engine>) -> Arc<dyn Engine> + Send + Sync + 'static,
+    {
+        self.outside = Arc::new(dress);
         self
     }
 
@@ -73,7 +84,7 @@ impl MemoryStage {
     fn engine_with(&self, ice: &Ice) -> Arc<dyn Engine> {
         let client = self.home.lock().unwrap().another_client();
         let dressed = (self.dress)(Arc::new(client));
-        Arc::new(Layered(Iced { inner: dressed, ice: ice.clone() }))
+        (self.outside)(Arc::new(Layered(Iced { inner: dressed, ice: ice.clone() })))
     }
 }
 

@@ -1,7 +1,6 @@
 //! The way of one claim: its node, its place in the queue, and its end.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::admission::{Verdict, WaitFor, judge};
 use super::layout::number_of;
@@ -15,9 +14,6 @@ use crate::engine::queue::check_permits;
 use crate::engine::{Claim, ClaimId, Grant, Mode, Wait, drift};
 use crate::error::{Error, Result};
 use crate::token::Token;
-
-/// How much longer than it was given a claim may take to leave when its time is over.
-const LONGEST_GRACE: Duration = Duration::from_millis(300);
 
 /// A claim that has a node, or may have one.
 #[derive(Debug)]
@@ -165,20 +161,6 @@ impl Book {
 
 impl Core {
     pub(super) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        let Wait::Until(deadline) = wait else { return self.ask(claim, wait).await };
-        // A request without an answer takes longer than whoever asks may want to wait.
-        let late = deadline + (self.timeout / 12).min(LONGEST_GRACE);
-        tokio::select! {
-            biased;
-            granted = self.ask(claim, wait) => granted,
-            () = self.clock.sleep_until(late) => {
-                self.abandon(claim);
-                Ok(None)
-            }
-        }
-    }
-
-    async fn ask(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         if claim.floor.is_some() {
             return Err(no_fence());
         }

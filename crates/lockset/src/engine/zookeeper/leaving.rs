@@ -116,23 +116,6 @@ impl Core {
         }
     }
 
-    /// Withdraws a claim whose time is over without waiting for it: what it may have left is
-    /// removed in the background.
-    pub(super) fn abandon(&self, claim: &Claim) {
-        let entry = {
-            let mut book = self.book();
-            book.withdrawn.insert(claim.id, self.clock.now());
-            book.take(claim.id)
-        };
-        if let Some(entry) = entry
-            && let Ok(parent) = self.paths.lock(&claim.name)
-        {
-            let path = entry.sure_path();
-            let asking = Asking { claim, session: entry.session, tag: entry.tag, parent };
-            drop(self.erase(&asking, path));
-        }
-    }
-
     /// Removes whatever bears the claim's id, and sees to it that nothing comes later.
     pub(super) async fn withdraw(&self, claim: &Claim) -> Result<()> {
         let entry = {
