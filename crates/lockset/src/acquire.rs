@@ -14,10 +14,11 @@ use crate::client::Client;
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Wait};
 use crate::error::{Error, Result};
-use crate::eyes::Outcome;
 use crate::gate::{Entered, InLine, Pass, Turn};
 use crate::guard::{Ended, Guard, Hold};
 use crate::name::Name;
+use crate::report::report;
+use crate::telemetry::Outcome;
 use crate::terms::Checked;
 
 /// How long a single request of the background cleaning may take, and the pauses between tries.
@@ -66,11 +67,11 @@ pub(crate) async fn acquire(want: &Want, wait: Wait) -> Result<Option<Guard>> {
     let mut admitting = std::pin::pin!(admitted(want, claim, wait).instrument(span));
     let mut granted = match poll!(admitting.as_mut()) {
         Poll::Ready(granted) => {
-            client.eyes.answered_at_once(&want.name, outcome(&granted));
+            client.telemetry.answered_at_once(&want.name, outcome(&granted));
             granted
         }
         Poll::Pending => {
-            let waiting = client.eyes.waiting(&client.clock, &want.name);
+            let waiting = client.telemetry.waiting(&client.clock, &want.name);
             let granted = admitting.await;
             waiting.ended(outcome(&granted));
             granted
@@ -139,7 +140,7 @@ pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
     match released {
         Ok(next_grant) => {
             let token = hold.client.shown(grant.token);
-            tracing::debug!(name = %leaving.claim.name, %token, "released");
+            report!(debug, name = leaving.claim.name, token = token, "released");
             leaving.hand_over(next_grant);
             Ok(())
         }
@@ -170,7 +171,7 @@ pub(crate) async fn withdraw_until_done(client: &Client, claim: &Claim) {
         match tokio::time::timeout(CLEANING_TIMEOUT, withdrawal).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) if !error.is_retryable() || client.clock.now() > give_up => {
-                tracing::warn!(name = %claim.name, %error, "left behind until its lease ends");
+                report!(warn, name = claim.name, error = error, "left behind until its lease ends");
                 return;
             }
             _ if client.clock.now() > give_up => return,

@@ -11,6 +11,7 @@ use crate::engine::ClaimId;
 use crate::error::{Error, Result};
 use crate::latch::Latch;
 use crate::name::Name;
+use crate::report::report;
 
 /// The pauses, in ms, between attempts to leave a barrier whose engine does not answer.
 const LEAVE_AGAIN: [u64; 8] = [20, 100, 500, 1_000, 2_000, 5_000, 10_000, 10_000];
@@ -144,7 +145,12 @@ impl Barrier {
                 Err(error) if error.is_retryable() => tokio::time::sleep(pause).await,
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::warn!(name = %self.cell.name, %error, "could not leave a barrier");
+                    report!(
+                        warn,
+                        name = self.cell.name,
+                        error = error,
+                        "a party could not leave its barrier"
+                    );
                     return;
                 }
             }

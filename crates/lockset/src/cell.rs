@@ -16,6 +16,7 @@ use crate::clock::Moment;
 use crate::engine::{Cell, Scope, Swap};
 use crate::error::{Error, Result};
 use crate::name::Name;
+use crate::report::report;
 
 /// How often a change is tried again after others were faster, before it is called unreachable.
 const MOST_TRIES: usize = 10_000;
@@ -158,8 +159,9 @@ impl Shared {
                 Some(Err(error)) if !error.is_retryable() => return Err(error),
                 unclear => {
                     self.client.check_usable()?;
-                    let error = unclear.and_then(Result::err);
-                    tracing::debug!(name = %self.name, ?error, "a watch is begun again");
+                    if let Some(Err(error)) = unclear {
+                        report!(debug, name = self.name, error = error, "a watch begins again");
+                    }
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(PAUSES.1);
                     states = self.client.engine.watch(&scope);

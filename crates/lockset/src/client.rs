@@ -11,12 +11,13 @@ use crate::acquire::{release_soon, withdraw_until_done};
 use crate::clock::Clock;
 use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, Holder, drift};
 use crate::error::{Error, LossReason, Result};
-use crate::eyes::Eyes;
 use crate::fork;
 use crate::gate::Gate;
 use crate::hash::FastMap;
 use crate::keeper::Keeper;
 use crate::mutual::unpoisoned;
+use crate::report;
+use crate::telemetry::Telemetry;
 use crate::token::Token;
 
 /// How long a closing takes at most. An engine that does not answer by then frees what is left when
@@ -25,6 +26,9 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long closing waits for those who are about to end by themselves. Their futures may rest.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long closing waits for a subscriber or recorder that is slow.
+const FLUSH_WITHIN: Duration = Duration::from_millis(200);
 
 /// The pause before an engine that did not answer is asked once more, and how long it is asked.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
@@ -38,7 +42,7 @@ pub(crate) struct Client {
     pub(crate) clock: Clock,
     pub(crate) keeper: Keeper,
     pub(crate) gate: Arc<Gate>,
-    pub(crate) eyes: Eyes,
+    pub(crate) telemetry: Telemetry,
     pub(crate) settings: Settings,
     forks: u32,
     closed: AtomicBool,
@@ -83,7 +87,7 @@ impl Client {
             identity: engine.identity(),
             clock: keeper.clock().clone(),
             gate: Arc::default(),
-            eyes: Eyes::new(capabilities.engine, settings.label_names),
+            telemetry: Telemetry::new(capabilities.engine, settings.label_names),
             forks: fork::generation(),
             closed: AtomicBool::new(false),
             closing: Notify::new(),
@@ -247,6 +251,9 @@ async fn close_all(client: Arc<Client>) {
         Err(_) => Some(format!("not everything was released within {CLOSE_WITHIN:?}")),
     };
     client.engine.close().await;
+    if !client.clock.is_virtual() {
+        report::flush(FLUSH_WITHIN).await;
+    }
     client.done.send_replace(Some(
         failed.map(|what| format!("{what}; what is still held ends with its lease")),
     ));

@@ -16,6 +16,7 @@ use crate::error::{Error, LossReason, Result};
 use crate::gate::Pass;
 use crate::mutual::unpoisoned;
 use crate::name::{Name, Note};
+use crate::report::report;
 use crate::terms::Checked;
 use crate::ticket::Ticket;
 use crate::token::Token;
@@ -87,8 +88,8 @@ impl Guard {
         }
         let pass = pass.take();
         let ceiling = terms.max_hold.map_or(Moment::NEVER, |longest| now + longest);
-        tracing::debug!(name = %claim.name, token = %client.shown(grant.token), "granted");
-        client.eyes.held(&claim.name);
+        report!(debug, name = claim.name, token = client.shown(grant.token), "granted");
+        client.telemetry.held(&claim.name);
         let hold = Arc::new(Hold {
             id: claim.id,
             name: claim.name.clone(),
@@ -374,7 +375,7 @@ impl Drop for Guard {
             let hold = self.hold.clone();
             self.hold.client.keeper.run(async move {
                 if let Err(error) = acquire::release_soon(hold.clone()).await {
-                    tracing::debug!(name = %hold.name, %error, "released by drop, but");
+                    report!(debug, name = hold.name, error = error, "a background release failed");
                 }
             });
         }
@@ -548,12 +549,13 @@ impl Hold {
             Some(grant) if grant.valid_until > inner.grant.valid_until => inner.grant = grant,
             _ => {}
         }
-        tracing::trace!(name = %self.name, token = %self.token, "confirmed");
+        report!(trace, name = self.name, token = self.token, "confirmed");
     }
 
     /// The engine did not answer, or only that something went wrong.
     pub(crate) fn doubted(&self, why: Option<Error>) {
-        tracing::warn!(name = %self.name, error = ?why, "a renewal was not confirmed");
+        let error = why.map_or_else(|| "no answer in time".to_owned(), |why| why.to_string());
+        report!(warn, name = self.name, error = error, "a renewal was not confirmed");
         let mut inner = self.inner();
         if inner.phase == Phase::Held {
             inner.phase = Phase::Doubt;
@@ -568,14 +570,18 @@ impl Hold {
         let mut inner = self.inner();
         if !matches!(inner.phase, Phase::Over(_)) {
             inner.phase = Phase::Ending(reason);
-            tracing::warn!(name = %self.name, "an operator wants the lock back; this lease is the last");
+            report!(
+                warn,
+                name = self.name,
+                "an operator wants the lock back; this lease is the last"
+            );
         }
     }
 
     /// Ends the hold against the holder's will. What may be left at the engine is withdrawn.
     fn lose(&self, reason: LossReason, now: Moment) {
         let Some(ended) = self.finish(reason, now) else { return };
-        tracing::warn!(name = %self.name, token = %self.token, %reason, "the lock was lost");
+        report!(warn, name = self.name, token = self.token, reason = reason, "the lock was lost");
         self.client.withdraw_in_background(ended.claim);
     }
 
@@ -609,7 +615,7 @@ impl Hold {
         self.client.keeper.remove(self);
         let held = now.since(self.since);
         let lost = (reason != LossReason::Released).then_some(reason);
-        self.client.eyes.ended(&self.name, held, lost);
+        self.client.telemetry.ended(&self.name, held, lost);
         self.ended.notify_waiters();
         Some(ended)
     }

@@ -22,11 +22,12 @@ use tokio::sync::Notify;
 use crate::clock::{Clock, Moment};
 use crate::engine::{Claim, ClaimId, Engine, Grant, Signal};
 use crate::error::{Error, Result};
-use crate::eyes::Renewal;
 use crate::fork;
 use crate::guard::{Ask, Hold, Step};
 use crate::hash::FastMap;
 use crate::mutual::unpoisoned;
+use crate::report::{self, report};
+use crate::telemetry::Renewal;
 
 /// How long an idle loop looks as if it had something to do soon; shorter than any first look that
 /// matters.
@@ -245,13 +246,16 @@ fn own_thread(desk: Arc<Desk>) -> Result<Handle> {
         retryable: true,
         source: Some(error.into()),
     };
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .on_thread_start(report::keep_here)
+        .build()
+        .map_err(cannot)?;
     let handle = runtime.handle().clone();
     std::thread::Builder::new()
         .name("lockset-keeper".into())
         .spawn(move || {
-            runtime.block_on(desk.stop.notified());
+            report::keeping(|| runtime.block_on(desk.stop.notified()));
             runtime.shutdown_background();
         })
         .map_err(cannot)?;
@@ -306,7 +310,7 @@ async fn keep(desk: Arc<Desk>, engine: Arc<dyn Engine>) {
 /// A panic in one job (in a user's recorder or subscriber, say) must not end all renewals.
 async fn survive(job: BoxFuture<'static, ()>) {
     if AssertUnwindSafe(job).catch_unwind().await.is_err() {
-        tracing::error!("something that ran in the background panicked");
+        report!(error, "a background task panicked");
     }
 }
 
@@ -350,14 +354,20 @@ async fn renew(desk: &Desk, engine: &dyn Engine, ttl: Duration, batch: Vec<Asked
         batch.iter().map(|entry| (&*entry.claim, &entry.grant)).collect();
     let answers = tokio::time::timeout(ttl / 6, engine.renew(&entries)).await;
     let mut answers = answers.unwrap_or_default().into_iter();
+    let mut outcomes: BTreeMap<Renewal, u64> = BTreeMap::new();
+    let telemetry = batch.first().map(|entry| entry.hold.client.clone());
     for Asked { hold, .. } in batch {
         let answer = answers.next().map(|answer| answer.map(Some));
-        hold.client.eyes.renewal(match &answer {
+        let outcome = match &answer {
             Some(Ok(_)) => Renewal::Renewed,
             Some(Err(Error::Lost { .. })) => Renewal::Lost,
             _ => Renewal::Failed,
-        });
+        };
+        *outcomes.entry(outcome).or_default() += 1;
         heed_answer(desk, hold, sent, ttl, answer);
+    }
+    if let Some(client) = telemetry {
+        outcomes.into_iter().for_each(|(how, count)| client.telemetry.renewals(how, count));
     }
 }
 

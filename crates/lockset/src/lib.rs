@@ -30,7 +30,7 @@
 //! # Observing
 //! `tracing`: the span `lockset.acquire` (name, engine, mode, note), events for grants, releases,
 //! unconfirmed renewals and losses. `metrics`:
-#![doc = include_str!("eyes.md")]
+#![doc = include_str!("telemetry.md")]
 
 mod acquire;
 mod barrier;
@@ -43,7 +43,6 @@ mod connect;
 mod election;
 pub mod engine;
 mod error;
-mod eyes;
 mod fork;
 mod gate;
 mod guard;
@@ -55,8 +54,10 @@ mod multi;
 mod mutex;
 mod mutual;
 mod name;
+mod report;
 mod rwlock;
 mod semaphore;
+mod telemetry;
 mod terms;
 mod ticket;
 mod token;

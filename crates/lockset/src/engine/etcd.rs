@@ -46,6 +46,7 @@ use crate::clock::{Clock, Moment};
 use crate::error::{LossReason, Result};
 use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
+use crate::report::report;
 use crate::token::Token;
 
 mod claims;
@@ -243,7 +244,7 @@ async fn pulse(core: Arc<Core>) {
             tokio::spawn(async move {
                 if let Err(failed) = core.clear(id, &place).await {
                     let (name, error) = (&place.name, failed.into_error());
-                    tracing::debug!(%name, %error, "a claim that has to go is still there");
+                    report!(debug, name = name, error = error, "a claim could not be removed yet");
                 }
             });
         }
@@ -271,7 +272,7 @@ async fn keep_alive(core: Arc<Core>, lease: Arc<Lease>) {
             // If the client is gone, nobody needs telling.
             holders.into_iter().for_each(|id| drop(core.tell.send(Signal::Doubt(id))));
         }
-        tracing::debug!(error = %failed.into_error(), "a lease was not kept alive");
+        report!(debug, error = failed.into_error(), "a keep-alive was not confirmed");
     }
     core.pulse_by(lease.beat_at());
 }
@@ -326,7 +327,7 @@ impl Core {
         self.leases.forget(lease);
         let lost = self.places().lose(lease);
         if lease.end() {
-            tracing::warn!(holders = lost.len(), "a lease ended, and all its locks with it");
+            report!(warn, holders = lost.len(), "a lease ended, and all its locks with it");
         }
         for id in lost {
             // If the client is gone, nobody needs telling.

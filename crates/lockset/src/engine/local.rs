@@ -39,6 +39,7 @@ use crate::clock::Clock;
 use crate::error::{Error, LossReason, Result};
 use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
+use crate::report::report;
 use crate::token::Token;
 
 mod claims;
@@ -111,7 +112,7 @@ impl Local {
         if self.store.is_forked() {
             Error::lost(name, LossReason::Forked)
         } else if self.store.place.is_gone() {
-            tracing::warn!(%name, %error, "a lock was lost");
+            report!(warn, name = name, error = error, "a lock was lost");
             Error::lost(name, LossReason::Forgotten)
         } else {
             error

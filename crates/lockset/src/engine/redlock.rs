@@ -42,6 +42,7 @@ use crate::error::{Error, Result};
 use crate::hash::FastMap;
 use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
+use crate::report::report;
 use crate::token::Token;
 
 mod attempt;
@@ -169,7 +170,12 @@ impl Redlock {
                 Ok(vitals) => {
                     well += 1;
                     for worry in vitals.worries {
-                        tracing::warn!(node = %identity, "{worry}");
+                        report!(
+                            warn,
+                            node = identity,
+                            warning = worry,
+                            "a node may break a promise"
+                        );
                     }
                 }
                 Err(error) if !error.is_retryable() => return Err(error),
@@ -212,7 +218,7 @@ fn check_nodes(nodes: &[Arc<dyn Engine>]) -> Result<()> {
     }
     if nodes.len().is_multiple_of(2) {
         let fewer = nodes.len() - 1;
-        tracing::warn!(nodes = nodes.len(), "an even number survives no more than {fewer} would");
+        report!(warn, nodes = nodes.len(), as_good_as = fewer, "an even number of nodes");
     }
     Ok(())
 }

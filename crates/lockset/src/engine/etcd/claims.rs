@@ -15,6 +15,7 @@ use crate::clock::Moment;
 use crate::engine::queue::{Tally, check_permits, clash};
 use crate::engine::{Amend, Claim, ClaimId, Grant, Mode, Wait, drift};
 use crate::error::{Error, LossReason, Result};
+use crate::report::report;
 use crate::token::Token;
 
 /// How often something that a change of leader or of a lease disturbed is begun again.
@@ -419,7 +420,11 @@ impl Core {
             let standing = match self.look_before(claim, asking, at).await {
                 Ok(standing) => standing,
                 Err(failed) if failed.what == What::Silent && wait != Wait::No => {
-                    tracing::debug!(error = %failed.into_error(), "a waiter could not look");
+                    report!(
+                        debug,
+                        error = failed.into_error(),
+                        "a waiter could not read the queue"
+                    );
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(PAUSES.1);
                     // What it watched may have gone meanwhile.

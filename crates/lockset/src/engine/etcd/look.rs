@@ -20,6 +20,7 @@ use crate::engine::watch::watch_states;
 use crate::engine::{Break, Cell, ClaimId, Holder, LockState, Scope, Swap, Version, Waiter};
 use crate::error::{Error, Result};
 use crate::name::{Name, Prefix};
+use crate::report::report;
 
 /// So many leases are asked about at once.
 const QUESTIONS: usize = 32;
@@ -343,7 +344,7 @@ async fn in_scope(
             Ok(states) => return Ok(states.into_iter().map(|state| state.name).collect()),
             Err(error) if !error.is_retryable() => return Err(error),
             Err(error) => {
-                tracing::debug!(%error, "a watch could not look");
+                report!(debug, error = error, "a watch could not read");
                 tokio::time::sleep(PAUSE).await;
             }
         }

@@ -18,6 +18,7 @@ use crate::engine::{ClaimId, Scope, Signal};
 use crate::error::{LossReason, Result};
 use crate::mutual::unpoisoned;
 use crate::name::Name;
+use crate::report::report;
 
 /// At most this many sockets are examined at open, and at most so many names read to choose them.
 const EXAMINED: usize = 8;
@@ -175,7 +176,7 @@ async fn read(socket: tokio::net::UnixDatagram, desk: Arc<Desk>) {
             }
             Err(error) => {
                 // Waiters and watchers go on by looking now and then.
-                tracing::warn!(%error, "the inbox of the local engine can no longer be read");
+                report!(warn, error = error, "the inbox can no longer be read");
                 return;
             }
         }

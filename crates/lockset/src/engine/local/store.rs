@@ -18,6 +18,7 @@ use crate::engine::withdrawn::Withdrawn;
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::mutual::unpoisoned;
+use crate::report::report;
 
 /// "Lkst": what tells our files from other SQLite files.
 const APPLICATION_ID: i32 = 0x4C6B_7374;
@@ -148,7 +149,7 @@ impl Store {
                 db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
             });
             if let Err(error) = written {
-                tracing::debug!(%error, "the log was not written back; somebody else will");
+                report!(debug, error = error, "the checkpoint failed; another process will do it");
             }
             done.store(false, Ordering::Release);
         });
@@ -212,7 +213,7 @@ impl Store {
     /// One attempt, for what may be left undone.
     pub(super) fn try_write(&self, mut work: impl FnMut(&mut Transaction<'_>) -> Sql<()>) {
         if let Err(error) = self.attempt(WRITE, &mut work) {
-            tracing::debug!(%error, "the local engine left something behind for others to sweep");
+            report!(debug, error = error, "rows were left behind for others to sweep");
         }
     }
 
@@ -278,7 +279,9 @@ impl Store {
             let letters = transaction.post;
             match db.is_autocommit() {
                 true => books.connection = Some(db),
-                false => tracing::warn!(path = %self.place.path().display(), "opening it again"),
+                false => {
+                    report!(warn, path = self.place.path().display(), "the file is opened again")
+                }
             }
             match outcome {
                 Ok(done) => {
@@ -343,7 +346,7 @@ impl Store {
             let all = self.write(patience, |txn| txn.forget_watchers(txn.store.inbox.name()));
             match all.await {
                 Ok(()) => unpoisoned(&self.books).watches.wanted.clear(),
-                Err(error) => tracing::debug!(%error, "watches were left behind"),
+                Err(error) => report!(debug, error = error, "watches were left behind"),
             }
         }
     }

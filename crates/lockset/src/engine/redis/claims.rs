@@ -17,6 +17,7 @@ use crate::clock::Moment;
 use crate::engine::{Claim, Grant, Mode, Replicas, Wait, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::name::Name;
+use crate::report::report;
 use crate::token::Token;
 
 /// The pause before a request is repeated that was not answered, or refused for the moment.
@@ -276,7 +277,7 @@ impl Core {
             Ok(Value::Array(answers)) => {
                 for (waiter, answer) in waiters.iter().zip(&answers) {
                     if let Err(error) = self.take_answer(waiter, sent, answer) {
-                        tracing::debug!(%error, "a sign of life was answered strangely");
+                        report!(debug, error = error, "a heartbeat got an unexpected answer");
                         if !error.is_retryable() {
                             waiter.refused(error);
                         }
@@ -286,7 +287,7 @@ impl Core {
             Ok(_) => {}
             Err(why) => {
                 let error = why.into_error();
-                tracing::debug!(%error, "a sign of life was not heard");
+                report!(debug, error = error, "a heartbeat was not answered");
                 if !error.is_retryable() {
                     self.heed_refusal(waiters, error).await;
                 }

@@ -18,6 +18,7 @@ use super::slots::{Map, most_replicas, read_ranges};
 use super::sure::Sure;
 use crate::error::{Error, Result};
 use crate::mutual::unpoisoned;
+use crate::report::report;
 
 /// So many requests of one runtime go over the client's own connection before it gets one of its
 /// own. Whoever takes a lock now and then needs none.
@@ -305,7 +306,7 @@ impl Cluster {
             return;
         }
         if let Err(error) = self.look().await {
-            tracing::debug!(%error, "no node tells the map of the cluster");
+            report!(debug, error = error, "no node tells the map of the cluster");
         }
         *looked = Some(Instant::now());
     }

@@ -15,6 +15,7 @@ use super::ENGINE;
 use crate::clock::Clock;
 use crate::engine::{Engine, Vitals, same_server};
 use crate::error::{Error, Result};
+use crate::report::report;
 
 /// How often a node that was left out is asked whether it is back.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
@@ -151,7 +152,7 @@ impl Nodes {
         if others.count() < self.quorum {
             one.silent.store(true, Ordering::Release);
         } else if !one.out.send_replace(true) {
-            tracing::warn!(node = %one.engine.identity(), "does not answer and is left out");
+            report!(warn, node = one.engine.identity(), "a node does not answer and is left out");
         }
         if !one.asked_for.swap(true, Ordering::AcqRel) {
             let nodes = self.clone();
@@ -170,7 +171,7 @@ impl Nodes {
         let one = &self.all[node];
         one.silent.store(false, Ordering::Release);
         if one.is_out() && one.out.send_replace(false) {
-            tracing::info!(node = %one.engine.identity(), "answers again");
+            report!(info, node = one.engine.identity(), "a node answers again");
         }
     }
 
@@ -187,7 +188,12 @@ impl Nodes {
                 Ok(_) => quick = 0,
                 Err(Error::Closed) => return,
                 Err(error) => {
-                    tracing::debug!(node = %one.engine.identity(), %error, "still out");
+                    report!(
+                        debug,
+                        node = one.engine.identity(),
+                        error = error,
+                        "a node is still left out"
+                    );
                     quick = 0;
                 }
             }

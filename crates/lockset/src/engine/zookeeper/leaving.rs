@@ -13,6 +13,7 @@ use super::{Core, MAIN, PATIENCE};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant};
 use crate::error::{Error, Result};
+use crate::report::report;
 
 /// When a name's numbers have come so far, its node is removed as soon as it is empty, so that
 /// they begin anew: nobody's order survives their overflow.
@@ -210,7 +211,7 @@ impl Eraser {
                     tokio::time::sleep(PASSES).await;
                 }
                 Err(Fault::Refused(why)) => {
-                    tracing::warn!(parent = self.parent, %why, "a node cannot be removed");
+                    report!(warn, parent = self.parent, reason = why, "a node cannot be removed");
                     return;
                 }
                 Err(_) => {}

@@ -1,5 +1,5 @@
 //! What operators see: counters and histograms through the `metrics` facade.
-//! `eyes.md` is their list, shown in the crate's documentation.
+//! `telemetry.md` is their list, shown in the crate's documentation.
 
 use std::time::Duration;
 
@@ -8,9 +8,10 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use crate::clock::{Clock, Moment};
 use crate::error::LossReason;
 use crate::name::Name;
+use crate::report;
 
 /// The metrics of one client.
-pub(crate) struct Eyes {
+pub(crate) struct Telemetry {
     engine: &'static str,
     label_names: bool,
     common: Meters,
@@ -18,6 +19,7 @@ pub(crate) struct Eyes {
 }
 
 /// What is counted for all names together, or for one name.
+#[derive(Clone)]
 struct Meters {
     /// By [`Outcome`].
     waited: [Histogram; 4],
@@ -26,9 +28,9 @@ struct Meters {
     hold: Histogram,
 }
 
-impl std::fmt::Debug for Eyes {
+impl std::fmt::Debug for Telemetry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Eyes").field("label_names", &self.label_names).finish_non_exhaustive()
+        f.debug_struct("Telemetry").field("label_names", &self.label_names).finish_non_exhaustive()
     }
 }
 
@@ -42,14 +44,14 @@ pub(crate) enum Outcome {
 }
 
 /// How a renewal ended.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Renewal {
     Renewed,
     Failed,
     Lost,
 }
 
-impl Eyes {
+impl Telemetry {
     pub(crate) fn new(engine: &'static str, label_names: bool) -> Self {
         let renewals = ["renewed", "failed", "lost"].map(
             |outcome| counter!("lockset_renewals_total", "engine" => engine, "outcome" => outcome),
@@ -60,13 +62,13 @@ impl Eyes {
 
     /// Somebody was answered without waiting.
     pub(crate) fn answered_at_once(&self, name: &Name, outcome: Outcome) {
-        self.with(name, |meters| meters.waited(outcome).record(0.0));
+        self.with(name, move |meters| meters.waited(outcome).record(0.0));
     }
 
     /// Somebody begins to wait.
     pub(crate) fn waiting<'a>(&'a self, clock: &'a Clock, name: &'a Name) -> Waiting<'a> {
         self.with(name, |meters| meters.waiters.increment(1));
-        Waiting { eyes: self, clock, name, since: clock.now(), outcome: Outcome::Cancelled }
+        Waiting { telemetry: self, clock, name, since: clock.now(), outcome: Outcome::Cancelled }
     }
 
     /// A lock is held from now on.
@@ -76,23 +78,35 @@ impl Eyes {
 
     /// A lock is no longer held: it was released, handed on, or lost.
     pub(crate) fn ended(&self, name: &Name, held: Duration, lost: Option<LossReason>) {
-        self.with(name, |meters| {
+        self.with(name, move |meters| {
             meters.held.decrement(1);
             meters.hold.record(held);
         });
         if let Some(reason) = lost {
             let (engine, reason) = (self.engine, reason.as_str());
-            counter!("lockset_losses_total", "engine" => engine, "reason" => reason).increment(1);
+            report::emit(move || {
+                let losses =
+                    counter!("lockset_losses_total", "engine" => engine, "reason" => reason);
+                losses.increment(1);
+            });
         }
     }
 
-    pub(crate) fn renewal(&self, outcome: Renewal) {
-        self.renewals[outcome as usize].increment(1);
+    /// So many renewals ended like this.
+    pub(crate) fn renewals(&self, outcome: Renewal, count: u64) {
+        let renewals = self.renewals[outcome as usize].clone();
+        report::emit(move || renewals.increment(count));
     }
 
-    fn with(&self, name: &Name, record: impl FnOnce(&Meters)) {
+    fn with(&self, name: &Name, record: impl FnOnce(&Meters) + Send + 'static) {
         if self.label_names {
-            record(&Meters::new(&[("engine", self.engine), ("name", name.as_str())]));
+            let (engine, name) = (self.engine, name.clone());
+            report::emit(move || {
+                record(&Meters::new(&[("engine", engine), ("name", name.as_str())]));
+            });
+        } else if report::is_keeping() {
+            let meters = self.common.clone();
+            report::emit(move || record(&meters));
         } else {
             record(&self.common);
         }
@@ -125,7 +139,7 @@ impl Meters {
 
 /// Somebody waits; dropped without a word, the waiting was cancelled.
 pub(crate) struct Waiting<'a> {
-    eyes: &'a Eyes,
+    telemetry: &'a Telemetry,
     clock: &'a Clock,
     name: &'a Name,
     since: Moment,
@@ -140,10 +154,10 @@ impl Waiting<'_> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let waited = self.clock.now().since(self.since);
-        self.eyes.with(self.name, |meters| {
+        let (waited, outcome) = (self.clock.now().since(self.since), self.outcome);
+        self.telemetry.with(self.name, move |meters| {
             meters.waiters.decrement(1);
-            meters.waited(self.outcome).record(waited);
+            meters.waited(outcome).record(waited);
         });
     }
 }
