@@ -1,9 +1,13 @@
 //! Corners of the etcd engine: names, leases, and what many or idle clients cost a real server.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use lockset::clock::Clock;
 use lockset::engine::etcd::{Etcd, EtcdOptions};
 use lockset::engine::{Claim, Engine, Mode, Wait};
 use lockset::{Lockset, State, Terms};
@@ -362,4 +366,49 @@ async fn somebody_elses_mistaken_use_of_a_name_is_waited_out() {
     server.ask(&["del", &mistaken]);
     served(SOON, waiting).await.release().await.unwrap();
     permit.release().await.unwrap();
+}
+
+/// The request of an acquisition that was given up may arrive at any time, and the lease on which
+/// it would create its key lives as long as other locks of the client. So its tombstone lives as
+/// long as that lease; here the late request comes when a tombstone of seconds would be gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_request_of_a_dropped_acquire_takes_the_lock_for_nobody() {
+    let server = EtcdServers::start(1);
+    let engine = Arc::new(engine(&server).await);
+    let locks = Lockset::on(engine.clone(), Clock::boot()).unwrap();
+    let terms = Terms::default().ttl(TTL);
+    let other = locks.mutex("other").unwrap().with(terms).unwrap().lock().await.unwrap();
+    let lease = server.leases().pop().unwrap();
+
+    let late = claim("late");
+    server.freeze();
+    let asking = engine.acquire(&late, Wait::Forever);
+    assert!(tokio::time::timeout(SOON, asking).await.is_err(), "the server is frozen");
+    server.thaw();
+    within(PATIENCE, "it is withdrawn", engine.withdraw(&late)).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(17)).await;
+
+    assert_eq!(other.state(), State::Held);
+    assert!(server.leases().contains(&lease), "the lease lives on: {:?}", server.leases());
+    let (key, tombstone) = (format!("p/late/{lease}-{}", late.id), format!("p//gone/{}", late.id));
+    let create = format!(
+        "create(\"{key}\") = \"0\"\ncreate(\"{tombstone}\") = \"0\"\n\n\
+         put {key} x --lease={lease}\n\nget {key}\n\n"
+    );
+    let answer = answer(server.etcdctl(&server.hosts()).arg("txn"), &create);
+    assert!(answer.contains("FAILURE"), "a late request created its key: {answer}");
+    assert!(is_free(&locks, "late").await);
+    // When its last claim has left, the lease goes, and its tombstones with it.
+    other.release().await.unwrap();
+    until("the retired lease ends", || !server.leases().contains(&lease));
+    until("no tombstone is left", || server.keys("p//gone/").is_empty());
+}
+
+/// What a program answers to this input.
+fn answer(program: &mut Command, input: &str) -> String {
+    let piped = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
 }
