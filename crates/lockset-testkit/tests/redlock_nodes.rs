@@ -88,7 +88,7 @@ async fn without_a_quorum_there_is_a_clear_error_and_the_holder_is_told() {
     let error = locks.mutex("more").unwrap().try_lock().await.unwrap_err();
     assert_told(&error, &["of 5 nodes answered, 3 are needed"], true);
     let error = Lockset::connect(&servers.url()).await.unwrap_err();
-    assert_told(&error, &["2 of 5 nodes answer, 3 are needed"], true);
+    assert_told(&error, &["2 of 5 nodes answered, 3 are needed"], true);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -612,4 +612,65 @@ fn settings_that_break_a_promise_are_warned_of() {
     assert!(said.contains("even number"), "{said}");
     assert!(said.contains("allkeys-lru"), "{said}");
     assert_eq!(said.matches("WARN").count(), 2, "nothing else is wrong: {said}");
+}
+
+/// Connects, takes a lock, gives it back and ends: what every `lockset run` does.
+async fn used_by_a_fresh_client(servers: &RedlockNodes) -> Duration {
+    let began = Instant::now();
+    let locks = client(&servers.url(), TTL).await;
+    assert!(locks.mutex("tried").unwrap().try_lock().await.unwrap().is_some());
+    let within = locks.mutex("within").unwrap().lock_within(SOON).await.unwrap();
+    within.release().await.unwrap();
+    locks.close().await.unwrap();
+    began.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fresh_client_does_not_wait_for_frozen_nodes() {
+    let servers = five();
+    for frozen in [[0, 1], [3, 4], [1, 3]] {
+        servers.signal(&frozen, Signal::STOP);
+        let mut took = Vec::new();
+        for _ in 0..3 {
+            took.push(used_by_a_fresh_client(&servers).await);
+        }
+        servers.signal(&frozen, Signal::CONT);
+        println!("{frozen:?} frozen: {took:.0?}");
+        assert!(took.iter().min().unwrap() < &Duration::from_secs(1), "{frozen:?}: {took:?}");
+    }
+}
+
+/// A login that is refused is told at once, not after the time of a node that does not answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_login_is_told_at_once() {
+    let servers = RedlockNodes::start(3, &["--requirepass", "hunter2"]);
+    let began = Instant::now();
+    let error = Lockset::connect(&servers.url()).await.unwrap_err();
+    assert_told(&error, &["refuses this user"], false);
+    assert!(began.elapsed() < SOON / 5, "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_minute_is_explained() {
+    let servers = RedlockNodes::start(3, &[]);
+    let error = Lockset::connect(&servers.url()).await.unwrap_err();
+    let port = servers.nodes[1].port();
+    let said = error.to_string();
+    for words in [
+        "0 of 3 nodes answered, 2 are needed",
+        &format!("127.0.0.1:{port} for "),
+        "appendfsync always",
+        "max_ttl=",
+    ] {
+        assert!(said.contains(words), "{words:?} is not in {said:?}");
+    }
+    let seconds = said.split(&format!("127.0.0.1:{port} for ")).nth(1).unwrap();
+    let seconds: u64 = seconds.split(' ').next().unwrap().parse().unwrap();
+    assert!((50..=61).contains(&seconds), "{said}");
+    assert!(error.is_retryable() && !said.contains("RESTS"), "{said}");
+    // With a shorter max_ttl it takes no longer than that.
+    let short = format!("{}?max_ttl=2s", servers.url());
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let locks = Lockset::builder(&short).ttl(Duration::from_secs(1)).connect().await.unwrap();
+    lock(&locks, "counted").await.release().await.unwrap();
 }

@@ -167,6 +167,8 @@ pub struct Vitals {
     pub run: Option<String>,
     /// Settings by which it may break a promise, in words.
     pub worries: Vec<String>,
+    /// It was started lately and may have forgotten locks, so it is not counted for so long.
+    pub counted_in: Option<Duration>,
 }
 
 /// Why two homes cannot both be counted.

@@ -27,6 +27,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, watch};
 
 use self::attempt::{Attempt, whole};
@@ -162,13 +163,20 @@ impl Redlock {
     /// Cancel safe.
     pub async fn check(&self) -> Result<()> {
         let nodes = &self.core.nodes;
-        let looks = (0..nodes.all.len()).map(|node| nodes.look_at(node));
         let (mut well, mut trouble) = (0, None);
-        for (node, look) in futures_util::future::join_all(looks).await.into_iter().enumerate() {
-            let identity = nodes.all[node].engine.identity();
+        let mut silent: Vec<usize> = (0..nodes.all.len()).collect();
+        let mut looks: FuturesUnordered<_> = (0..nodes.all.len())
+            .map(|node| async move { (node, nodes.look_at(node).await) })
+            .collect();
+        let mut limit = Moment::NEVER;
+        // When there is a quorum, the others get the time of a node and no more: one that is frozen
+        // must not make every new client slow.
+        while let Some(Some((node, look))) = self.core.clock.before(limit, looks.next()).await {
             match look {
                 Ok(vitals) => {
                     well += 1;
+                    silent.retain(|other| *other != node);
+                    let identity = nodes.all[node].engine.identity();
                     for worry in vitals.worries {
                         report!(
                             warn,
@@ -179,19 +187,17 @@ impl Redlock {
                     }
                 }
                 Err(error) if !error.is_retryable() => return Err(error),
-                Err(error) => {
-                    nodes.leave_out(node);
-                    trouble.get_or_insert(error);
-                }
+                Err(error) => drop(trouble.get_or_insert(error)),
+            }
+            if well == nodes.quorum {
+                limit = self.core.clock.now() + NODE_TIMEOUT.0;
             }
         }
-        match trouble {
-            Some(error) if well < nodes.quorum => {
-                let (all, quorum) = (nodes.all.len(), nodes.quorum);
-                let what = format!("{well} of {all} nodes answer, {quorum} are needed; {error}");
-                Err(nodes::failed(what, true))
-            }
-            _ => Ok(()),
+        drop(looks);
+        silent.into_iter().for_each(|node| nodes.leave_out(node));
+        match well < nodes.quorum {
+            true => Err(nodes.too_few(well, trouble)),
+            false => Ok(()),
         }
     }
 }

@@ -24,7 +24,10 @@ impl Place {
     pub(super) fn prepare(path: Option<&Path>, mode: u32) -> Result<Self> {
         let path = match path {
             Some(path) => path.to_owned(),
-            None => default_path()?,
+            None => {
+                let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
+                default_path(state, std::env::home_dir())?
+            }
         };
         let path = canonical(&path)?;
         refuse_network(&path)?;
@@ -140,16 +143,23 @@ fn is_listed(path: &Path, mounts: &[u8]) -> bool {
 }
 
 /// In the user's state folder, which needs no `HOME` under cron: the password file knows it too.
-fn default_path() -> Result<PathBuf> {
-    let state = match std::env::var_os("XDG_STATE_HOME").map(PathBuf::from) {
-        Some(state) if state.is_absolute() => state,
-        _ => match std::env::home_dir() {
-            Some(home) if home.is_absolute() => home.join(".local/state"),
-            _ => {
-                let what = "this user has no home folder; name a file, as in `local:/path/file.db`";
-                return Err(failed(what));
+fn default_path(state: Option<PathBuf>, home: Option<PathBuf>) -> Result<PathBuf> {
+    let state = match (state, home) {
+        (Some(state), _) if state.is_absolute() => state,
+        (_, Some(home)) if home.is_absolute() => {
+            // It would be created by root, for a user or container that was never to have one.
+            if !home.is_dir() {
+                return Err(failed(format!(
+                    "the home folder {} does not exist; name a file, as in `local:/path/file.db`",
+                    home.display()
+                )));
             }
-        },
+            home.join(".local/state")
+        }
+        _ => {
+            let what = "this user has no home folder; name a file, as in `local:/path/file.db`";
+            return Err(failed(what));
+        }
     };
     let folder = state.join("lockset");
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
@@ -282,6 +292,20 @@ mod tests {
 40 22 0:44 / /far rw,nosuid shared:7 - fuse.sshfs me@host:/srv rw\n\
 41 22 0:45 / /disk rw shared:8 - fuseblk /dev/sdb1 rw\n\
 42 22 0:46 / /host rw - virtiofs share rw\n";
+
+    #[test]
+    fn a_home_folder_that_is_missing_is_not_created() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join("nobody");
+        let refused = default_path(None, Some(home.clone())).unwrap_err().to_string();
+        assert!(refused.contains("nobody does not exist; name a file"), "{refused}");
+        assert!(!home.exists(), "it was created");
+        let path = default_path(None, Some(folder.path().to_owned())).unwrap();
+        assert_eq!(path, folder.path().join(".local/state/lockset/lockset.db"));
+        let state = folder.path().join("state");
+        let path = default_path(Some(state.clone()), Some(home)).unwrap();
+        assert_eq!(path, state.join("lockset/lockset.db"));
+    }
 
     #[test]
     #[cfg(target_os = "linux")]

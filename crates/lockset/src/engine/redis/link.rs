@@ -34,9 +34,6 @@ const SHARDED: char = '~';
 /// Likewise that of a plain one in a cluster, which reaches the subscribers of all nodes.
 const ANYWHERE: char = '^';
 
-/// The code of our own for a server that rests.
-pub(super) const RESTS: &str = "RESTS";
-
 /// Takes what the server pushes.
 pub(super) type Postman = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
@@ -111,6 +108,15 @@ impl Unanswered {
         }
     }
 
+    /// The same outcome, with the server where it happened.
+    fn at(self, server: &Address) -> Self {
+        match self {
+            Self::Refused(error) => Self::Refused(at(server, error)),
+            Self::Elsewhere(error) => Self::Elsewhere(at(server, error)),
+            Self::Unknown(error) => Self::Unknown(at(server, error)),
+        }
+    }
+
     /// The same outcome once more, for another request that shared the fate of this one.
     pub(super) fn again(&self) -> Self {
         match self {
@@ -139,7 +145,7 @@ impl Up {
                 if failed || error.code() == Some("READONLY") {
                     self.health.end();
                 }
-                Err(judge(error))
+                Err(judge(error).at(&self.at))
             }
             Err(_) => {
                 // One beside the client's own is not looked after by anybody.
@@ -148,12 +154,12 @@ impl Up {
                     false => self.health.end(),
                 }
                 let what = format!("no answer within {patience:.1?}");
-                Err(Unanswered::Unknown(failed(what, true, None)))
+                Err(Unanswered::Unknown(failed(what, true, None)).at(&self.at))
             }
         };
         if self.health.shifted.load(Ordering::Acquire) {
             let what = "the connection broke before the answer could be trusted".to_owned();
-            return Err(Unanswered::Unknown(failed(what, true, None)));
+            return Err(Unanswered::Unknown(failed(what, true, None)).at(&self.at));
         }
         answer
     }
@@ -196,9 +202,13 @@ impl Link {
             return Ok(up);
         }
         let mut state = self.state.clone();
-        let stands = |state: &State| matches!(state, State::Up(up) if !up.is_over());
+        // A refusal that waiting does not cure is not waited for either.
+        let is_settled = |state: &State| match state {
+            State::Up(up) => !up.is_over(),
+            State::Down(error) => !error.is_retryable(),
+        };
         let waited = tokio::time::timeout(patience, async {
-            state.wait_for(stands).await.map(|state| state.clone())
+            state.wait_for(is_settled).await.map(|state| state.clone())
         });
         match waited.await {
             Ok(Ok(State::Up(up))) => Ok(up),
@@ -279,20 +289,31 @@ impl Maker {
         self.connect_to(up.at.clone(), up.inbox.clone(), false).await
     }
 
-    async fn connect_to(&self, at: Address, inbox: String, listens: bool) -> Result<Up, Error> {
-        match tokio::time::timeout(CONNECT, self.try_connect(at, inbox, listens)).await {
+    async fn connect_to(&self, to: Address, inbox: String, listens: bool) -> Result<Up, Error> {
+        let connecting = async {
+            let (up, about) = self.try_connect(to.clone(), inbox, listens).await.map_err(judge)?;
+            if let (Some(quorum), Some(about)) = (&self.servers.quorum, about) {
+                quorum.admit(&to, &about, listens).map_err(Unanswered::Refused)?;
+            }
+            Ok::<_, Unanswered>(up)
+        };
+        match tokio::time::timeout(CONNECT, connecting).await {
             Ok(Ok(up)) => Ok(up),
-            Ok(Err(error)) => Err(judge(error).into_error()),
-            Err(_) => Err(failed(format!("no connection within {CONNECT:?}"), true, None)),
+            Ok(Err(why)) => Err(why.at(&to).into_error()),
+            Err(_) => {
+                let what = format!("no connection within {CONNECT:?}");
+                Err(at(&to, failed(what, true, None)))
+            }
         }
     }
 
+    /// A connection, and what a node of a quorum says of itself.
     async fn try_connect(
         &self,
         at: Address,
         mut inbox: String,
         listens: bool,
-    ) -> Result<Up, RedisError> {
+    ) -> Result<(Up, Option<About>), RedisError> {
         let health = Arc::new(Health::default());
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
@@ -306,11 +327,12 @@ impl Maker {
         let (role, time): (Value, (u64, u64)) =
             redis::pipe().cmd("ROLE").cmd("TIME").query_async(&mut connection).await?;
         self.replicas.fetch_max(replicas_of_master(&role)?, Ordering::Relaxed);
-        if let Some(quorum) = &self.servers.quorum {
-            quorum.admit(&at, &About::read(&mut connection).await?, listens)?;
-        }
+        let about = match &self.servers.quorum {
+            Some(_) => Some(About::read(&mut connection).await?),
+            None => None,
+        };
         let floor = time.0 * 1_000_000 + time.1;
-        Ok(Up {
+        let up = Up {
             connection,
             at,
             floor,
@@ -321,7 +343,8 @@ impl Maker {
             scripts: self.scripts.clone(),
             runtime: Handle::current(),
             health,
-        })
+        };
+        Ok((up, about))
     }
 
     /// Reads what the server pushes.
@@ -391,7 +414,7 @@ impl Maker {
             }
         }
         up.health.end();
-        let down = failed("the connection broke".to_owned(), true, None);
+        let down = at(&up.at, failed("the connection broke".to_owned(), true, None));
         tell.send_replace(State::Down(Arc::new(down)));
     }
 
@@ -452,11 +475,6 @@ fn meaning(code: &str) -> Option<(&'static str, bool)> {
         "NOREPLICAS" | "MASTERDOWN" | "BUSY" => {
             ("the server cannot take requests at the moment", true)
         }
-        RESTS => (
-            "the server was started lately and may have forgotten what it granted; it is used \
-             again when all leases that it may have forgotten are over",
-            true,
-        ),
         // The scripts were flushed between loading and running one: it was not run.
         "NOSCRIPT" => ("the server forgot a script twice in a row", true),
         _ => return None,
@@ -533,6 +551,16 @@ fn first_of_several(error: RedisError) -> RedisError {
 pub(super) fn failed(what: String, retryable: bool, source: Option<&RedisError>) -> Error {
     let source = source.map(|error| error.to_string().into());
     Error::Unreachable { engine: ENGINE, what, retryable, source }
+}
+
+/// The error of a server, with its address.
+pub(super) fn at((host, port): &Address, error: Error) -> Error {
+    match error {
+        Error::Unreachable { engine, what, retryable, source } => {
+            Error::Unreachable { engine, what: format!("{host}:{port}: {what}"), retryable, source }
+        }
+        other => other,
+    }
 }
 
 /// The same error again.

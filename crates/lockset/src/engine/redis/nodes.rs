@@ -11,7 +11,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::link::{Inbox, Link, Maker, Postman, Unanswered, Up, again, failed, judge};
+use super::link::{self, Inbox, Link, Maker, Postman, Unanswered, Up, again, failed, judge};
 use super::scripts::Scripts;
 use super::servers::{Address, Servers, Shape};
 use super::slots::{Map, most_replicas, read_ranges};
@@ -114,13 +114,11 @@ impl Nodes {
     }
 }
 
-/// The connection to the one server. A node of a quorum may be down for now.
+/// The connection to the one server. A node of a quorum is not waited for: it may be down for now.
 async fn one_link(maker: Maker) -> Result<Link> {
-    match Link::open(maker.clone()).await {
-        Err(error) if error.is_retryable() && maker.servers.quorum.is_some() => {
-            Ok(Link::begin(maker))
-        }
-        link => link,
+    match &maker.servers.quorum {
+        None => Link::open(maker).await,
+        Some(_) => Ok(Link::begin(maker)),
     }
 }
 
@@ -339,14 +337,17 @@ impl Cluster {
             both.query_async::<(Value, String)>(&mut connection).await
         };
         let (slots, nodes) = match tokio::time::timeout(MAP, ask).await {
-            Ok(answer) => answer.map_err(|error| judge(error).into_error())?,
-            Err(_) => return Err(failed(format!("no answer within {MAP:?}"), true, None)),
+            Ok(answer) => answer.map_err(|error| link::at(at, judge(error).into_error()))?,
+            Err(_) => {
+                let what = format!("no answer within {MAP:?}");
+                return Err(link::at(at, failed(what, true, None)));
+            }
         };
         let ranges = read_ranges(&slots, at)?;
         self.maker.replicas.fetch_max(most_replicas(&nodes), Ordering::Relaxed);
         if ranges.is_empty() {
             let what = "the node serves no slots: it is in no cluster yet".to_owned();
-            return Err(failed(what, true, None));
+            return Err(link::at(at, failed(what, true, None)));
         }
         self.map.replace(ranges);
         let masters = self.map.masters();

@@ -10,7 +10,7 @@ use redis::{
     TlsCertificates,
 };
 
-use super::link::{failed, judge};
+use super::link::{self, failed, judge};
 use super::{MARK_LIFE, Quorum, RedisOptions};
 use crate::engine::pem::read_pem;
 use crate::error::{Error, Result};
@@ -157,9 +157,13 @@ impl Servers {
             type Answers = (Option<(String, u16)>, HashMap<String, String>);
             questions.query_async::<Answers>(&mut connection).await
         };
+        let sentinel = |error| link::at(at, error);
         let (at, facts) = match tokio::time::timeout(SENTINEL, ask).await {
-            Ok(facts) => facts.map_err(|error| judge(error).into_error())?,
-            Err(_) => return Err(failed(format!("no answer within {SENTINEL:?}"), true, None)),
+            Ok(facts) => facts.map_err(|error| sentinel(judge(error).into_error()))?,
+            Err(_) => {
+                let what = format!("no answer within {SENTINEL:?}");
+                return Err(sentinel(failed(what, true, None)));
+            }
         };
         let number = |key: &str| facts.get(key).and_then(|text| text.parse::<u64>().ok());
         match at {
@@ -168,7 +172,7 @@ impl Servers {
                 epoch: number("config-epoch").unwrap_or(0),
                 replicas: number("num-slaves").and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
             }),
-            _ => Err(failed("a sentinel named no master".to_owned(), true, None)),
+            _ => Err(sentinel(failed("it names no master".to_owned(), true, None))),
         }
     }
 }

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{ErrorKind, RedisError, Value};
+use redis::{RedisError, Value};
 
-use super::link::{RESTS, Unanswered, judge};
-use super::servers::Address;
+use super::link::{failed, judge};
+use super::servers::{Address, Servers};
 use super::{Core, PATIENCE};
 use crate::engine::{Vitals, same_server};
 use crate::error::Result;
@@ -20,25 +20,22 @@ pub struct Quorum {
     rest: Duration,
     /// Which run of a server each connection was last made to.
     runs: Mutex<HashMap<Address, String>>,
+    /// The servers that are not counted yet, and until when.
+    resting: Mutex<HashMap<Address, Instant>>,
 }
 
 impl Quorum {
     /// A server that does not keep every write that it acknowledged is not used for `rest` after a
     /// start. One that is there under another address as well is not used at all.
     pub fn new(rest: Duration) -> Arc<Self> {
-        Arc::new(Self { rest, runs: Mutex::default() })
+        Arc::new(Self { rest, runs: Mutex::default(), resting: Mutex::default() })
     }
 
     /// Refuses a server that cannot be counted, whenever a connection to it is made: an address may
     /// lead to another server than it did before. One beside the client's own connection must lead
     /// to where that one does.
-    pub(super) fn admit(
-        &self,
-        at: &Address,
-        about: &About,
-        is_own: bool,
-    ) -> Result<(), RedisError> {
-        let refused = |why: String| Err((ErrorKind::Extension, "it cannot be counted", why).into());
+    pub(super) fn admit(&self, at: &Address, about: &About, is_own: bool) -> Result<()> {
+        let refused = |why: String| Err(failed(why, false, None));
         if let Some(run) = &about.run {
             let mut runs = unpoisoned(&self.runs);
             if !is_own {
@@ -54,10 +51,20 @@ impl Quorum {
             }
             runs.insert(at.clone(), run.clone());
         }
-        match about.rests_for(self.rest).is_zero() {
-            true => Ok(()),
-            false => refused(RESTS.to_owned()),
+        let rests_for = about.rests_for(self.rest);
+        if rests_for.is_zero() {
+            unpoisoned(&self.resting).remove(at);
+            return Ok(());
         }
+        unpoisoned(&self.resting).insert(at.clone(), Instant::now() + rests_for);
+        let what = "it was started lately and may have forgotten locks, so it is not counted yet";
+        Err(failed(what.to_owned(), true, None))
+    }
+
+    /// For how long a server that was started lately is still not counted.
+    fn resting(&self, at: &Address) -> Option<Duration> {
+        let until = unpoisoned(&self.resting).get(at).copied()?;
+        Some(until.saturating_duration_since(Instant::now()))
     }
 }
 
@@ -145,13 +152,27 @@ impl Core {
         let Some(node) = self.nodes.everyone().await.into_iter().next() else {
             return Ok(Vitals::default());
         };
-        let up = node.link.up(PATIENCE).await.map_err(Unanswered::into_error)?;
+        let servers = &node.maker.servers;
+        let resting = |servers: &Servers| {
+            servers.quorum.as_ref()?.resting(servers.hosts.first()?).filter(|left| !left.is_zero())
+        };
+        if let Some(left) = resting(servers) {
+            return Ok(Vitals { counted_in: Some(left), ..Vitals::default() });
+        }
+        let up = match node.link.up(PATIENCE).await {
+            Ok(up) => up,
+            // Perhaps it has just told.
+            Err(why) => match resting(servers) {
+                Some(left) => return Ok(Vitals { counted_in: Some(left), ..Vitals::default() }),
+                None => return Err(why.into_error()),
+            },
+        };
         let mut connection = up.connection.clone();
         let about = match tokio::time::timeout(PATIENCE, About::read(&mut connection)).await {
             Ok(about) => about.map_err(|error| judge(error).into_error())?,
-            Err(_) => return Err(super::link::failed("no answer".to_owned(), true, None)),
+            Err(_) => return Err(failed("no answer".to_owned(), true, None)),
         };
-        Ok(Vitals { run: about.run.clone(), worries: about.worries() })
+        Ok(Vitals { run: about.run.clone(), worries: about.worries(), counted_in: None })
     }
 }
 

@@ -529,9 +529,7 @@ impl<'a> Round<'a> {
             }
             trouble => {
                 let trouble = trouble.or_else(|| self.refusals.pop());
-                let why = trouble.map(|error| format!("; {error}")).unwrap_or_default();
-                let what = format!("{answers} of {all} nodes answered, {quorum} are needed{why}");
-                Outcome::Failed(failed(what, true))
+                Outcome::Failed(self.core.nodes.too_few(answers, trouble))
             }
         }
     }

@@ -4,17 +4,18 @@
 //! every request. It is asked how it is now and then, and used again when it answers quickly, or
 //! when there is no quorum without it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::ENGINE;
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::engine::{Engine, Vitals, same_server};
 use crate::error::{Error, Result};
+use crate::mutual::unpoisoned;
 use crate::report::report;
 
 /// How often a node that was left out is asked whether it is back.
@@ -39,6 +40,8 @@ pub(super) struct Node {
     silent: AtomicBool,
     /// It is another node under a second address, as far as is known.
     doubled: AtomicBool,
+    /// Until when it is not counted, because it was started lately.
+    rests_until: Mutex<Option<Moment>>,
     /// Somebody asks already whether it is back.
     asked_for: AtomicBool,
     /// How many queue there and want to know if it falls silent.
@@ -54,6 +57,7 @@ impl Node {
             out: watch::Sender::new(false),
             silent: AtomicBool::new(false),
             doubled: AtomicBool::new(false),
+            rests_until: Mutex::default(),
             asked_for: AtomicBool::new(false),
             watchers: AtomicUsize::new(0),
             watched: AtomicBool::new(false),
@@ -208,7 +212,12 @@ impl Nodes {
         let told = self.clock.before(self.clock.now() + TELL, one.engine.vitals()).await;
         let silent = || failed(format!("{} does not answer", one.engine.identity()), true);
         let vitals = told.ok_or_else(silent)??;
-        let mut runs = crate::mutual::unpoisoned(&self.runs);
+        let rests_until = vitals.counted_in.map(|left| self.clock.now() + left);
+        *unpoisoned(&one.rests_until) = rests_until;
+        if rests_until.is_some() {
+            return Err(failed(format!("{} is not counted yet", one.engine.identity()), true));
+        }
+        let mut runs = unpoisoned(&self.runs);
         // What it was before is past, and may be where another address leads now.
         runs[node] = None;
         if let Some(run) = &vitals.run {
@@ -224,6 +233,38 @@ impl Nodes {
         one.doubled.store(false, Ordering::Release);
         runs[node] = vitals.run.clone();
         Ok(vitals)
+    }
+
+    /// The error of a request that fewer than a quorum answered: which nodes are not counted yet,
+    /// and for how long, or what one of the others said.
+    pub(super) fn too_few(&self, answered: usize, trouble: Option<Error>) -> Error {
+        let (all, quorum, now) = (self.all.len(), self.quorum, self.clock.now());
+        let mut what = format!("{answered} of {all} nodes answered, {quorum} are needed");
+        let resting: Vec<String> = self
+            .all
+            .iter()
+            .filter_map(|node| {
+                let left = unpoisoned(&node.rests_until).as_ref()?.since(now);
+                let name = node.engine.identity();
+                let host = name.split_once("://").map_or(name.as_str(), |(_, rest)| rest);
+                let host = host.split(['/', '?']).next().unwrap_or(host);
+                (!left.is_zero()).then(|| format!("{host} for {} s", left.as_secs() + 1))
+            })
+            .collect();
+        match (resting.is_empty(), trouble) {
+            (false, _) => what.push_str(&format!(
+                "; not counted yet, because they were started lately and may have forgotten locks: \
+                 {}. With `appendonly yes` and `appendfsync always` a node is counted at once, and \
+                 a smaller `max_ttl=` shortens the wait",
+                resting.join(", ")
+            )),
+            (true, Some(Error::Unreachable { what: why, .. })) => {
+                what.push_str(&format!("; {why}"))
+            }
+            (true, Some(error)) => what.push_str(&format!("; {error}")),
+            (true, None) => {}
+        }
+        failed(what, true)
     }
 
     /// Somebody queues at this node: if it falls silent it is left out.

@@ -12,7 +12,6 @@ use tokio::sync::mpsc;
 
 use super::Core;
 use super::attempt::{Attempt, Fate, whole};
-use super::nodes::failed;
 use crate::engine::watch::watch_states;
 use crate::engine::{ClaimId, Engine, Holder, LockState, Scope, Waiter};
 use crate::error::Result;
@@ -69,13 +68,10 @@ impl Core {
             }
         }
         asked.into_iter().for_each(|node| self.nodes.leave_out(node));
-        let (quorum, all) = (self.nodes.quorum, self.nodes.all.len());
-        if found.len() >= quorum {
-            return Ok(found);
+        match found.len() >= self.nodes.quorum {
+            true => Ok(found),
+            false => Err(self.nodes.too_few(found.len(), trouble)),
         }
-        let why = trouble.map(|error| format!("; {error}")).unwrap_or_default();
-        let what = format!("{} of {all} nodes answered, {quorum} are needed{why}", found.len());
-        Err(failed(what, true))
     }
 
     pub(super) async fn look(self: &Arc<Self>, name: &Name) -> Result<LockState> {
