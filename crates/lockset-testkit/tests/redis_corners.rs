@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::redis::{Redis, RedisOptions};
 use lockset::engine::{Amend, Claim, Engine, Wait};
-use lockset::{Break, Error, LossReason, Token};
+use lockset::{Break, Error, LossReason, Mode, Token};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{DURABLE, RedisCluster, RedisServer, Skew};
 use lockset_testkit::steps;
@@ -580,4 +581,39 @@ fn a_silent_connection_beside_is_given_up() {
         redis.acquire(&claim("y"), Wait::No).await.unwrap().unwrap();
     });
     assert!(taken.is_ok(), "no lock within 12 s while the server answers");
+}
+
+/// A request of the first holder that was not answered may arrive when the lock has gone on by a
+/// ticket, whose new holder knows nothing of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_request_of_a_claim_that_was_passed_on_takes_nothing() {
+    let server = RedisServer::start();
+    let (ours, theirs) = (engine(&server.url()).await, engine(&server.url()).await);
+    let [first, successor] =
+        [claim("baton"), claim("baton")].map(|claim| Claim { detachable: true, ..claim });
+    let grant = ours.acquire(&first, Wait::No).await.unwrap().unwrap();
+    let adopted = theirs.adopt(&first, &grant, &successor).await.unwrap();
+    theirs.release(&successor, &adopted, None).await.unwrap();
+    let late = ours.acquire(&first, Wait::No).await;
+    assert!(matches!(late, Err(Error::NotHeld { .. })), "it was taken for nobody: {late:?}");
+    assert!(ours.acquire(&claim("baton"), Wait::No).await.unwrap().is_some(), "it is free");
+}
+
+/// The inbox of a holder is written with its lock. In a cluster it lies in a slot, which can move
+/// as the lock's own can.
+#[tokio::test(flavor = "multi_thread")]
+async fn renewals_bring_the_inbox_along() {
+    let server = RedisServer::start();
+    let (ours, theirs) = (engine(&server.url()).await, engine(&server.url()).await);
+    let mut signals = theirs.signals();
+    for claim in [claim("own"), Claim { mode: Mode::Shared, ..claim("shared") }] {
+        let grant = ours.acquire(&claim, Wait::No).await.unwrap().unwrap();
+        theirs.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+        ours.force_release(&claim.name, Break::Now).await.unwrap();
+        let told = tokio::time::timeout(Duration::from_secs(5), signals.next()).await;
+        let told = told.unwrap_or_else(|_| panic!("`{}` was not told", claim.name));
+        assert!(
+            matches!(told, Some(lockset::engine::Signal::Lost(id, LossReason::Broken)) if id == claim.id)
+        );
+    }
 }

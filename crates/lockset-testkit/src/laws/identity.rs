@@ -125,6 +125,8 @@ pub async fn a_lock_is_passed_on_once(stage: &dyn Stage, form: Form) {
     let answer = other.adopt(&successor, &adopted, &late).await;
     assert!(matches!(answer, Err(Error::NotHeld { .. })), "to a withdrawn claim: {answer:?}");
     other.release(&successor, &adopted, None).await.unwrap();
+    let answer = other.acquire(&first, Wait::No).await;
+    assert!(!matches!(answer, Ok(Some(_))), "the first one came back: {answer:?}");
     soon_free(stage, &locks, "baton").await;
 }
 
