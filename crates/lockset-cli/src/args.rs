@@ -144,8 +144,8 @@ Signals:
 
 When the lock cannot be kept:
   The command's group gets TERM --grace before the lease ends, and it and all its descendants get
-  KILL shortly before (5 % of the ttl, at least 250 ms). If the lock is lost outright, KILL at once.
-  Either way lockset exits with 76.
+  KILL shortly before (5 % of the ttl; at least 250 ms, at most an eighth of the ttl). If the lock is
+  lost outright, KILL at once. Either way lockset exits with 76.
 
 When lockset is killed:
   A small guardian process, the parent of the command, then kills the command and all its

@@ -13,6 +13,7 @@ mod sys;
 mod take;
 mod terminal;
 mod tickets;
+mod timing;
 mod wire;
 
 use std::io::Write;

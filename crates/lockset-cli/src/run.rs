@@ -12,10 +12,11 @@ use crate::args::{ElectArgs, JobArgs, ModeArgs, Patience, RunArgs};
 use crate::home::Home;
 use crate::link::{Link, Prepared, Signals};
 use crate::output::{Failure, complain};
-use crate::supervise::{Watch, longest_grace};
+use crate::supervise::Watch;
 use crate::sys;
 use crate::take::{Wish, take};
 use crate::terminal::Terminal;
+use crate::timing::Lease;
 use crate::wire::Order;
 
 /// The longest time that is given to cleaning up on the way out.
@@ -109,7 +110,7 @@ fn ttl(job: &JobArgs) -> Duration {
 
 fn check_grace(job: &JobArgs, by_session: bool) -> Result<(), Failure> {
     let ttl = ttl(job);
-    let (longest, part) = longest_grace(ttl, by_session);
+    let (longest, part) = Lease { ttl, by_session }.longest_grace();
     match job.grace {
         Some(grace) if grace > longest => Err(Failure::own(format!(
             "--grace {} is more than {part} of the ttl ({}); the lease would not be renewed \

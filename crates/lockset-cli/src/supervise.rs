@@ -14,6 +14,7 @@ use crate::output::{Failure, code, complain};
 use crate::run::{Interrupt, Outcome, Session, guardian_gone};
 use crate::sys;
 use crate::terminal::Terminal;
+use crate::timing::{Lease, Margins};
 use crate::wire::{Ending, Order, Report, Start};
 
 /// When this long after a KILL something still lives, a line says why lockset is still here.
@@ -26,7 +27,7 @@ const LONGEST_SWEEP: Duration = Duration::from_secs(10);
 pub(crate) struct Watch<'a> {
     session: &'a mut Session,
     guard: &'a Guard,
-    ttl: Duration,
+    lease: Lease,
     grace: Duration,
     seen: Seen,
 }
@@ -53,29 +54,20 @@ pub(crate) struct Seen {
 /// Ctrl-C and Ctrl-\, as signals.
 const INTERRUPTING: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
-/// The longest time before the end of a lease at which the command may be asked to end, and which
-/// part of the ttl that is. A third: that much is left when the next renewal is due, or the command
-/// is ended for no reason. Where a session is the lease, a renewal is good for two thirds of it.
-pub(crate) fn longest_grace(ttl: Duration, by_session: bool) -> (Duration, &'static str) {
-    match by_session {
-        true => (ttl * 2 / 9, "two ninths"),
-        false => (ttl / 3, "a third"),
-    }
-}
-
 impl<'a> Watch<'a> {
     pub(crate) fn new(session: &'a mut Session, guard: &'a Guard, job: &JobArgs) -> Self {
-        let ttl = guard.ttl();
-        let (longest, _) = longest_grace(ttl, session.locks.capabilities().session.is_some());
+        let by_session = session.locks.capabilities().session.is_some();
+        let lease = Lease { ttl: guard.ttl(), by_session };
+        let (longest, _) = lease.longest_grace();
         let grace = job.grace.unwrap_or(longest).min(longest);
-        Self { session, guard, ttl, grace, seen: Seen::default() }
+        Self { session, guard, lease, grace, seen: Seen::default() }
     }
 
     /// Starts the command, and stays until it and its group are gone.
     pub(crate) async fn run(mut self, job: &JobArgs) -> Seen {
         // Whoever had to wait is handed a short first lease by some engines: it is made whole
         // before the command relies on it. If that fails, the lease is what it is.
-        if self.guard.valid_for() < self.ttl / 2 {
+        if self.guard.valid_for() < self.lease.ttl / 2 {
             let _ = self.guard.confirm().await;
             if let State::Lost(reason) = self.guard.state() {
                 self.seen.lost = Some(reason);
@@ -101,7 +93,7 @@ impl<'a> Watch<'a> {
             ("LOCKSET_TOKEN", guard.token().to_string()),
             ("LOCKSET_OWNER", guard.claim_id().to_string()),
             ("LOCKSET_ENGINE", self.session.locks.engine().to_owned()),
-            ("LOCKSET_TTL_MS", self.ttl.as_millis().to_string()),
+            ("LOCKSET_TTL_MS", self.lease.ttl.as_millis().to_string()),
         ];
         Start {
             command: job.command.clone(),
@@ -116,7 +108,7 @@ impl<'a> Watch<'a> {
         let patience = if self.seen.lost.is_some() {
             UNKILLABLE_AFTER
         } else {
-            look_again_in(self.guard.valid_for(), self.ttl)
+            self.lease.look_again_in(self.guard.valid_for())
         };
         let guard = self.guard;
         let is_lost = self.seen.lost.is_some();
@@ -218,7 +210,9 @@ impl<'a> Watch<'a> {
 
     /// Tells the guardian until when the lock may be trusted, as known now.
     async fn tell_lease(&mut self) {
-        let (term_in, kill_in) = deadlines(self.guard.valid_for(), self.ttl, self.grace);
+        let Margins { term, kill } = self.lease.margins(self.grace);
+        let left = self.guard.valid_for();
+        let (term_in, kill_in) = (left.saturating_sub(term), left.saturating_sub(kill));
         if term_in.is_zero() {
             // Now it has something to do, and somebody may have stopped it.
             self.session.link.wake_guardian();
@@ -227,22 +221,6 @@ impl<'a> Watch<'a> {
         let order = Order::Lease { term_at: now + term_in, kill_at: now + kill_in };
         self.session.link.order(&order).await;
     }
-}
-
-/// In how long the command gets TERM, and in how long KILL, if the lease is not renewed.
-fn deadlines(left: Duration, ttl: Duration, grace: Duration) -> (Duration, Duration) {
-    let margin = (ttl / 20).max(Duration::from_millis(250)).min(ttl / 2);
-    let kill = left.saturating_sub(margin);
-    // However short the grace: TERM comes before KILL, and not at the same time.
-    let least = grace.min(ttl / 20);
-    (left.saturating_sub(grace).min(kill.saturating_sub(least)), kill)
-}
-
-/// When the lease is to be looked at again. It is renewed every third of the ttl, so half a ttl
-/// before its end all is usually well; if not, it is watched closely.
-fn look_again_in(left: Duration, ttl: Duration) -> Duration {
-    let calm = left.saturating_sub(ttl / 2);
-    calm.max((ttl / 50).max(Duration::from_millis(5)))
 }
 
 impl Seen {
@@ -338,33 +316,6 @@ fn cannot_execute(job: &JobArgs, errno: i32) -> Failure {
                 _ => code::CANNOT_EXECUTE,
             };
             Failure::new(code, format!("the command `{program}` cannot be executed: {error}"))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn a_long_lease_ends_with_term_at_grace_and_kill_at_five_percent() {
-        let (term, kill) = deadlines(60 * SECOND, 60 * SECOND, 20 * SECOND);
-        assert_eq!((term, kill), (40 * SECOND, 57 * SECOND));
-    }
-
-    #[test]
-    fn term_never_comes_after_kill_and_nothing_is_negative() {
-        for ttl in [100, 300, 600, 1000, 5000] {
-            let ttl = Duration::from_millis(ttl);
-            for left in [Duration::ZERO, ttl / 10, ttl] {
-                let (term, kill) = deadlines(left, ttl, ttl / 3);
-                assert!(term <= kill && kill <= left, "{ttl:?} {left:?}");
-            }
-            // Right after a renewal, and until the next one is due, nothing happens.
-            let (term, _) = deadlines(ttl, ttl, ttl / 3);
-            assert!(term > ttl / 3, "{ttl:?}");
         }
     }
 }

@@ -19,6 +19,15 @@ fn a_short_grace_is_a_grace() {
     assert_eq!(code_after_term(&["--ttl", "8s", "--grace", "400ms"]), 76);
 }
 
+/// Shorter ones are for the tests of `timing.rs`: on a busy machine they may be lost.
+#[test]
+fn a_lease_of_less_than_half_a_second_is_kept() {
+    let home = Home::new();
+    let args = ["run", "--ttl", "400ms", "x", "--", "sh", "-c", "sleep 2; exit 7"];
+    let output = home.lockset(&args).output().unwrap();
+    assert_eq!((code(&output), stderr(&output)), (7, String::new()));
+}
+
 /// What is left of a command that ends by TERM when its lease cannot be renewed.
 fn code_after_term(options: &[&str]) -> i32 {
     let home = Home::new();
