@@ -211,16 +211,22 @@ impl<'a> Watch<'a> {
     /// Tells the guardian until when the lock may be trusted, as known now.
     async fn tell_lease(&mut self) {
         let Margins { term, kill } = self.lease.margins(self.grace);
-        let left = self.guard.valid_for();
-        let (term_in, kill_in) = (left.saturating_sub(term), left.saturating_sub(kill));
-        if term_in.is_zero() {
+        let end = end_of_trust(sys::now, || self.guard.valid_for());
+        let (term_at, kill_at) = (end.saturating_sub(term), end.saturating_sub(kill));
+        if term_at <= sys::now() {
             // Now it has something to do, and somebody may have stopped it.
             self.session.link.wake_guardian();
         }
-        let now = sys::now();
-        let order = Order::Lease { term_at: now + term_in, kill_at: now + kill_in };
+        let order = Order::Lease { term_at, kill_at };
         self.session.link.order(&order).await;
     }
+}
+
+/// Until when the lock may be trusted. The clock is read first: if this process is stopped between
+/// the two readings, the end comes out too early and not too late.
+fn end_of_trust(now: impl Fn() -> Duration, left: impl Fn() -> Duration) -> Duration {
+    let now = now();
+    now + left()
 }
 
 impl Seen {
@@ -317,5 +323,21 @@ fn cannot_execute(job: &JobArgs, errno: i32) -> Failure {
             };
             Failure::new(code, format!("the command `{program}` cannot be executed: {error}"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_pause_while_the_lease_is_read_moves_its_end_to_the_safe_side() {
+        let (time, end) = (Cell::new(Duration::from_secs(100)), Duration::from_secs(130));
+        // Whoever reads a clock may be stopped right afterwards.
+        let read = || time.replace(time.get() + Duration::from_secs(7));
+        let read_end = end_of_trust(read, || end.saturating_sub(read()));
+        assert!(read_end <= end, "{read_end:?}");
     }
 }
