@@ -222,7 +222,11 @@ pub(crate) struct JobArgs {
     #[command(flatten)]
     pub(crate) terms: TermArgs,
 
-    /// Give up the lock, and end the command, after this long
+    /// Hold the lock for at most this long, then end the command
+    ///
+    /// TERM is sent --grace before this time is over, or a tenth of it if that is less; KILL at most
+    /// a twentieth of it before its end. The ttl must not be longer; without --ttl it is the shorter
+    /// of this time and 30s.
     #[arg(long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) max_hold: Option<Duration>,
 

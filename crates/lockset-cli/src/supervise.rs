@@ -29,6 +29,7 @@ pub(crate) struct Watch<'a> {
     guard: &'a Guard,
     lease: Lease,
     grace: Duration,
+    max_hold: Option<Duration>,
     seen: Seen,
 }
 
@@ -60,7 +61,7 @@ impl<'a> Watch<'a> {
         let lease = Lease { ttl: guard.ttl(), by_session };
         let (longest, _) = lease.longest_grace();
         let grace = job.grace.unwrap_or(longest).min(longest);
-        Self { session, guard, lease, grace, seen: Seen::default() }
+        Self { session, guard, lease, grace, max_hold: job.max_hold, seen: Seen::default() }
     }
 
     /// Starts the command, and stays until it and its group are gone.
@@ -210,9 +211,13 @@ impl<'a> Watch<'a> {
 
     /// Tells the guardian until when the lock may be trusted, as known now.
     async fn tell_lease(&mut self) {
-        let Margins { term, kill } = self.lease.margins(self.grace);
-        let end = end_of_trust(sys::now, || self.guard.valid_for());
-        let (term_at, kill_at) = (end.saturating_sub(term), end.saturating_sub(kill));
+        let lease_end = || Duration::from_nanos(self.guard.grant().valid_until.as_nanos());
+        let end = End::read(sys::now, lease_end, || self.guard.valid_for());
+        let Margins { term, kill } = match self.max_hold.filter(|_| end.is_max_hold) {
+            Some(longest) => self.lease.max_hold_margins(longest, self.grace),
+            None => self.lease.margins(self.grace),
+        };
+        let (term_at, kill_at) = (end.at.saturating_sub(term), end.at.saturating_sub(kill));
         if term_at <= sys::now() {
             // Now it has something to do, and somebody may have stopped it.
             self.session.link.wake_guardian();
@@ -222,11 +227,27 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Until when the lock may be trusted. The clock is read first: if this process is stopped between
-/// the two readings, the end comes out too early and not too late.
-fn end_of_trust(now: impl Fn() -> Duration, left: impl Fn() -> Duration) -> Duration {
-    let now = now();
-    now + left()
+/// Until when the lock may be trusted.
+#[derive(Debug)]
+struct End {
+    at: Duration,
+    /// It is that of the longest hold, which comes before that of the lease.
+    is_max_hold: bool,
+}
+
+impl End {
+    /// The clock is read first: if this process is stopped between two readings, the end comes out
+    /// too early and not too late.
+    fn read(
+        now: impl Fn() -> Duration,
+        lease_end: impl Fn() -> Duration,
+        left: impl Fn() -> Duration,
+    ) -> Self {
+        let before = now();
+        let lease_end = lease_end();
+        let left = left();
+        Self { at: before + left, is_max_hold: now() + left < lease_end }
+    }
 }
 
 impl Seen {
@@ -332,12 +353,28 @@ mod tests {
 
     use super::*;
 
+    const LEASE_END: Duration = Duration::from_secs(130);
+
+    /// The end as it is read if this process is stopped for `pause` after each reading.
+    fn read_with(pause: Duration, end: Duration) -> End {
+        let time = Cell::new(Duration::from_secs(100));
+        let now = || time.replace(time.get() + pause);
+        End::read(now, || LEASE_END, || end.saturating_sub(now()))
+    }
+
     #[test]
     fn a_pause_while_the_lease_is_read_moves_its_end_to_the_safe_side() {
-        let (time, end) = (Cell::new(Duration::from_secs(100)), Duration::from_secs(130));
-        // Whoever reads a clock may be stopped right afterwards.
-        let read = || time.replace(time.get() + Duration::from_secs(7));
-        let read_end = end_of_trust(read, || end.saturating_sub(read()));
-        assert!(read_end <= end, "{read_end:?}");
+        let end = read_with(Duration::from_secs(7), LEASE_END);
+        assert!(end.at <= LEASE_END && !end.is_max_hold, "{end:?}");
+    }
+
+    #[test]
+    fn the_end_is_that_of_the_longest_hold_if_it_comes_before_that_of_the_lease() {
+        for pause in [Duration::ZERO, Duration::from_millis(1)] {
+            assert!(!read_with(pause, LEASE_END).is_max_hold);
+            let earlier = LEASE_END - Duration::from_millis(10);
+            let end = read_with(pause, earlier);
+            assert!(end.at <= earlier && end.is_max_hold, "{end:?}");
+        }
     }
 }

@@ -14,6 +14,10 @@
 //! | trust - kill margin             | guardian   | KILL to the command and all its descendants  |
 //! | trust                           | guard      | lost                                         |
 //!
+//! `--max-hold` sets another end, which no renewal moves. Its margins are small, because the command
+//! may use all of that time: TERM at most a tenth of it, KILL at most a twentieth of it before the
+//! end.
+//!
 //! The tests below check the order of these for every ttl that an engine accepts: a renewal that is
 //! answered at the last moment still reaches the guardian before it sends TERM, and TERM comes
 //! before KILL before the end of the lease.
@@ -27,7 +31,7 @@ const KILL_MARGIN: Duration = Duration::from_millis(250);
 /// The shortest time between two looks at a lease.
 const SHORTEST_LOOK: Duration = Duration::from_millis(2);
 
-/// How long before the end of a lease the guardian acts.
+/// How long before the end of a lease, or of the longest hold, the guardian acts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Margins {
     pub(crate) term: Duration,
@@ -60,6 +64,14 @@ impl Lease {
         let gap = grace.min(self.ttl / 20);
         // A fixed margin would take up all of a short lease.
         let kill = (self.ttl / 20).max(KILL_MARGIN).min(self.ttl / 8);
+        Margins { term: grace.max(kill + gap), kill }
+    }
+
+    /// The same where `--max-hold`, which is a ttl at least, ends the hold before its lease does.
+    pub(crate) fn max_hold_margins(self, longest: Duration, grace: Duration) -> Margins {
+        let Margins { kill, .. } = self.margins(grace);
+        let (grace, kill) = (grace.min(longest / 10), kill.min(longest / 20));
+        let gap = grace.min(self.ttl / 20);
         Margins { term: grace.max(kill + gap), kill }
     }
 
@@ -170,6 +182,25 @@ mod tests {
                     let what = format!("{} {ttl:?}, grace {grace:?}", engine.name);
                     assert!(Duration::ZERO < kill && kill < term, "{what}: {term:?} {kill:?}");
                     assert!(term >= grace && term <= longest, "{what}: {term:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn term_and_kill_come_shortly_before_the_longest_hold_is_over() {
+        for engine in &ENGINES {
+            for ttl in engine.ttls() {
+                let lease = engine.lease(ttl);
+                let (longest_grace, _) = lease.longest_grace();
+                for longest in [ttl, ttl + ttl / 3, ttl * 5, ttl * 1000] {
+                    for grace in [millis(1), ttl / 20, longest_grace] {
+                        let Margins { term, kill } = lease.max_hold_margins(longest, grace);
+                        let what = format!("{longest:?} of {ttl:?}, grace {grace:?}");
+                        assert!(Duration::ZERO < kill && kill < term, "{what}: {term:?} {kill:?}");
+                        assert!(term <= longest / 10 && kill <= longest / 20, "{what}: {term:?}");
+                        assert!(term <= longest_grace, "{what}: {term:?}");
+                    }
                 }
             }
         }

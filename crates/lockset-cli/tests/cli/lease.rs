@@ -64,9 +64,30 @@ fn the_longest_hold_ends_the_command() {
     let running = Running::spawn(&mut home.lockset(&args));
     let output = running.wait();
     assert_eq!(code(&output), 76, "{output:?}");
-    assert!(began.elapsed() > Duration::from_secs(1));
+    assert!(began.elapsed() > Duration::from_millis(1800), "a tenth before its end at most");
     assert!(stderr(&output).contains("longest time"), "{}", stderr(&output));
     assert_eq!(home.text("log"), "TERM\n");
+}
+
+#[test]
+fn a_command_that_ignores_term_is_killed_before_the_longest_hold_is_over() {
+    let home = Home::new();
+    let args = ["run", "--max-hold", "2s", "x", "--", "sh", "-c", STUBBORN];
+    let running = Running::spawn(&mut home.lockset(&args));
+    let command = home.pid("pid");
+    let held = Instant::now();
+    until("it is killed", || !is_alive(command));
+    assert!(held.elapsed() < Duration::from_secs(2), "{:?}", held.elapsed());
+    assert_eq!(home.text("log"), "TERM\n");
+    assert_eq!(code(&running.wait()), 76);
+}
+
+#[test]
+fn a_command_that_ends_before_the_longest_hold_is_left_alone() {
+    let home = Home::new();
+    let args = ["run", "--max-hold", "6s", "x", "--", "sh", "-c", "sleep 5; exit 7"];
+    let output = home.lockset(&args).output().unwrap();
+    assert_eq!((code(&output), stderr(&output)), (7, String::new()));
 }
 
 #[test]
