@@ -319,8 +319,14 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
     process(pid.as_raw_pid()).is_some_and(|process| !matches!(process.state, 'Z' | 'X'))
 }
 
+/// Whether all threads of this process are stopped; its parent is not told before.
 pub(crate) fn is_stopped(pid: Pid) -> bool {
-    process(pid.as_raw_pid()).is_some_and(|process| process.state == 'T')
+    let Ok(threads) = fs::read_dir(format!("/proc/{}/task", pid.as_raw_pid())) else {
+        return false;
+    };
+    let ids = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mut states = ids.map(|id| process(id).map(|thread| thread.state)).peekable();
+    states.peek().is_some() && states.all(|state| state == Some('T'))
 }
 
 pub(crate) fn parent(pid: Pid) -> Pid {
