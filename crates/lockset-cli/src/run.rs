@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use lockset::{Guard, Lockset, Name, Terms};
+use lockset::{Guard, Lockset, Name, State, Terms};
 
 use crate::args::{ElectArgs, JobArgs, ModeArgs, Patience, RunArgs};
 use crate::home::Home;
@@ -19,8 +19,12 @@ use crate::terminal::Terminal;
 use crate::timing::Lease;
 use crate::wire::Order;
 
-/// The longest time that is given to cleaning up on the way out.
+/// The longest time that a release, and closing, may take on the way out.
 const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The same for both together if the lock was lost because the engine did not answer: it will hardly
+/// answer now, and the lease ends the lock anyway.
+const FAREWELL_WHEN_LOST: Duration = Duration::from_millis(600);
 
 /// The pauses before a campaign that failed begins again.
 const CAMPAIGN_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -137,8 +141,36 @@ pub(crate) struct Session {
     pub(crate) signals: Signals,
     pub(crate) terminal: Option<Terminal>,
     announce: Option<Announce>,
-    /// The engine did not answer lately.
-    is_deaf: bool,
+    farewell: Farewell,
+}
+
+/// The time that is left for the way out.
+#[derive(Clone, Copy)]
+pub(crate) struct Farewell {
+    /// `None` until the lock is lost: each request then has a time of its own.
+    by: Option<Duration>,
+    /// The engine did not answer a request in time.
+    pub(crate) is_silent: bool,
+}
+
+impl Farewell {
+    const UNHURRIED: Self = Self { by: None, is_silent: false };
+
+    fn within(span: Duration) -> Self {
+        Self { by: Some(sys::now() + span), is_silent: false }
+    }
+
+    /// The engine's answer, if it comes in time.
+    pub(crate) async fn wait<T>(
+        &mut self,
+        longest: Duration,
+        request: impl Future<Output = T>,
+    ) -> Option<T> {
+        let left = self.by.map_or(longest, |by| by.saturating_sub(sys::now()).min(longest));
+        let answer = tokio::time::timeout(left, request).await.ok();
+        self.is_silent |= answer.is_none();
+        answer
+    }
 }
 
 /// How one hold went.
@@ -190,7 +222,7 @@ impl Session {
                 signals,
                 terminal: Terminal::open(),
                 announce: None,
-                is_deaf: false,
+                farewell: Farewell::UNHURRIED,
             }),
             Err(signal) => Err(Failure::silent(128 + signal)),
         }
@@ -212,7 +244,7 @@ impl Session {
         verbose: bool,
     ) -> Result<Outcome, Failure> {
         let locks = self.locks.clone();
-        self.is_deaf = false;
+        self.farewell = Farewell::UNHURRIED;
         let granted = self.unless_ended(take(&locks, name, wish, verbose)).await?;
         let guard = match granted {
             Ok(granted) => granted?,
@@ -222,11 +254,13 @@ impl Session {
         self.announce(&guard, true);
         let outcome = Watch::new(self, &guard, job).run(job).await;
         self.announce(&guard, false);
-        let loss = outcome.loss(&locks, &guard, job).await;
-        let released = tokio::time::timeout(FAREWELL, guard.release()).await;
-        // An engine that did not answer now will not answer a moment later.
-        self.is_deaf = released.is_err();
-        outcome.finish(name, loss, released.unwrap_or_else(|_| Err(no_answer(&locks))), job)
+        if outcome.is_lost() && guard.state() != State::Held {
+            self.farewell = Farewell::within(FAREWELL_WHEN_LOST);
+        }
+        let loss = outcome.loss(&locks, &guard, job, &mut self.farewell).await;
+        let released = self.farewell.wait(FAREWELL, guard.release()).await;
+        let released = released.unwrap_or_else(|| Err(no_answer(&locks)));
+        outcome.finish(name, loss, released, self.farewell.is_silent, job)
     }
 
     /// Where the lease is that of a session, a server may have granted another than was asked for.
@@ -257,8 +291,9 @@ impl Session {
 
     /// Leaves nothing behind: no claim that waits, no guardian.
     async fn close(mut self) {
-        if !self.is_deaf {
-            let _ = tokio::time::timeout(FAREWELL, self.locks.close()).await;
+        // An engine that did not answer a release will not answer a moment later.
+        if !self.farewell.is_silent {
+            let _ = self.farewell.wait(FAREWELL, self.locks.close()).await;
         }
         self.link.order(&Order::Dismiss).await;
     }
@@ -296,7 +331,7 @@ pub(crate) fn guardian_gone() -> Failure {
 fn no_answer(locks: &Lockset) -> lockset::Error {
     lockset::Error::Unreachable {
         engine: locks.engine(),
-        what: format!("it did not answer within {FAREWELL:?}"),
+        what: "it did not answer in time".to_owned(),
         retryable: true,
         source: None,
     }

@@ -6,12 +6,12 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use lockset::{Guard, Lockset, LossReason, Name, State};
+use lockset::{Guard, Holder, Lockset, LossReason, Name, State};
 use rustix::process::Pid;
 
 use crate::args::JobArgs;
 use crate::output::{Failure, code, complain};
-use crate::run::{Interrupt, Outcome, Session, guardian_gone};
+use crate::run::{Farewell, Interrupt, Outcome, Session, guardian_gone};
 use crate::sys;
 use crate::terminal::Terminal;
 use crate::timing::{Lease, Margins};
@@ -22,6 +22,9 @@ const UNKILLABLE_AFTER: Duration = Duration::from_secs(5);
 
 /// The longest time between TERM and KILL for those who outlive the command.
 const LONGEST_SWEEP: Duration = Duration::from_secs(10);
+
+/// How long the engine has to tell whether an operator asked for the lock back.
+const ASK_IF_REVOKED: Duration = Duration::from_millis(300);
 
 /// A command under a lock.
 pub(crate) struct Watch<'a> {
@@ -251,18 +254,24 @@ impl End {
 }
 
 impl Seen {
+    /// Whether the command was ended because of its lock.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.is_some() || self.ended_by_lease
+    }
+
     /// Why the lock was lost, if it was; asked before it is released.
     pub(crate) async fn loss(
         &self,
         locks: &Lockset,
         guard: &Guard,
         job: &JobArgs,
+        farewell: &mut Farewell,
     ) -> Option<String> {
         let reason = match (self.lost, guard.state()) {
             (Some(reason), _) | (None, State::Lost(reason)) => reason,
             _ if !self.ended_by_lease => return None,
             // It is still ours, but its end was in sight.
-            _ if is_revoked(locks, guard).await => LossReason::Revoked,
+            _ if is_revoked(locks, guard, farewell).await => LossReason::Revoked,
             _ if job.max_hold.is_some() && !self.in_doubt => LossReason::HeldLongest,
             _ => LossReason::Expired,
         };
@@ -276,13 +285,18 @@ impl Seen {
         name: &Name,
         loss: Option<String>,
         released: lockset::Result<()>,
+        is_silent: bool,
         job: &JobArgs,
     ) -> Result<Outcome, Failure> {
         if let Some(errno) = self.failed {
             return Err(cannot_execute(job, errno));
         }
         if let Some(loss) = loss {
-            complain(loss);
+            let rest = match is_silent {
+                true => "; the engine does not answer, so the lock is left to its lease",
+                false => "",
+            };
+            complain(format_args!("{loss}{rest}"));
             return Ok(self.outcome(job.lost_exit_code.unwrap_or(code::LOST)));
         }
         if self.guardian_gone {
@@ -317,16 +331,13 @@ impl Seen {
     }
 }
 
-/// Whether an operator asked for the lock back.
-async fn is_revoked(locks: &Lockset, guard: &Guard) -> bool {
-    let look = locks.inspect(guard.name().as_str());
-    match tokio::time::timeout(Duration::from_millis(500), look).await {
-        Ok(Ok(state)) => state
-            .holders
-            .iter()
-            .any(|holder| holder.claim == Some(guard.claim_id()) && holder.revoked),
-        _ => false,
-    }
+/// Whether an operator asked for the lock back, as far as the engine tells soon enough.
+async fn is_revoked(locks: &Lockset, guard: &Guard, farewell: &mut Farewell) -> bool {
+    let state = farewell.wait(ASK_IF_REVOKED, locks.inspect(guard.name().as_str())).await;
+    state.and_then(Result::ok).is_some_and(|state| {
+        let ours = |holder: &&Holder| holder.claim == Some(guard.claim_id());
+        state.holders.iter().filter(ours).any(|holder| holder.revoked)
+    })
 }
 
 fn cannot_execute(job: &JobArgs, errno: i32) -> Failure {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use lockset_testkit::stage::EtcdServers;
+use lockset_testkit::stage::{EtcdServers, RedisServer};
 use rusqlite::Connection;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
@@ -72,6 +72,28 @@ impl Servers for EtcdServers {
 
     fn thaw(&self) {
         EtcdServers::thaw(self);
+    }
+}
+
+impl Servers for RedisServer {
+    fn url(&self) -> String {
+        RedisServer::url(self)
+    }
+
+    fn engine(&self) -> &'static str {
+        "redis"
+    }
+
+    fn short_ttl(&self) -> &'static str {
+        "500ms"
+    }
+
+    fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    fn thaw(&self) {
+        self.signal(Signal::CONT);
     }
 }
 

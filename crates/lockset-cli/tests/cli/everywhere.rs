@@ -24,6 +24,18 @@ macro_rules! everywhere {
             )*
         }
 
+        mod redis {
+            use lockset_testkit::stage::RedisServer;
+
+            use crate::common::Home;
+            $(
+                #[test]
+                fn $promise() {
+                    super::$promise(&Home::on(RedisServer::start()));
+                }
+            )*
+        }
+
         mod etcd {
             use lockset_testkit::stage::EtcdServers;
 
@@ -65,6 +77,7 @@ everywhere! {
     leadership_passes_on_when_the_leader_dies,
     a_leader_that_lost_its_office_campaigns_again,
     a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_ends,
+    an_engine_that_does_not_answer_is_not_waited_for_when_the_lock_is_lost,
     a_lease_is_renewed_for_as_long_as_the_command_runs,
     a_broken_lock_ends_its_command_when_the_lease_ends,
     a_lock_broken_at_once_kills_its_command_at_once,
@@ -337,6 +350,26 @@ fn a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_end
         "{}",
         stderr(&output)
     );
+}
+
+fn an_engine_that_does_not_answer_is_not_waited_for_when_the_lock_is_lost(home: &Home) {
+    let polite = "echo $$ >pid; exec sleep 1000";
+    let stubborn = "trap '' TERM; echo $$ >pid; exec sleep 1000";
+    for (name, script) in [("polite", polite), ("stubborn", stubborn)] {
+        let args = ["run", "--ttl", "2s", name, "--", "sh", "-c", script];
+        let running = Running::spawn(&mut home.lockset(&args));
+        let command = home.pid("pid");
+        let blocked = home.block();
+        until("the command is ended", || !is_alive(command));
+        let ended = Instant::now();
+        let output = running.wait();
+        assert!(ended.elapsed() < Duration::from_secs(1), "{name}: {:?}", ended.elapsed());
+        assert_eq!(code(&output), 76, "{output:?}");
+        let said = stderr(&output);
+        assert!(said.contains("left to its lease") && said.lines().count() == 1, "{name}: {said}");
+        drop(blocked);
+        std::fs::remove_file(home.path("pid")).unwrap();
+    }
 }
 
 fn a_lease_is_renewed_for_as_long_as_the_command_runs(home: &Home) {
