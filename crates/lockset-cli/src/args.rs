@@ -127,8 +127,9 @@ Examples:
 
 Environment of the command:
   LOCKSET_NAME, LOCKSET_TOKEN (the fencing token: give it to whatever the lock protects),
-  LOCKSET_OWNER, LOCKSET_ENGINE, LOCKSET_TTL_MS. LOCKSET_URL, LOCKSET_PASSWORD and
-  LOCKSET_PASSWORD_FILE are not passed on.
+  LOCKSET_OWNER, LOCKSET_ENGINE, LOCKSET_TTL_MS, and LOCKSET_URL without its passwords, however it
+  was given. LOCKSET_PASSWORD and LOCKSET_PASSWORD_FILE are not passed on: a lockset within the
+  command uses the same engine, and fails if that needs a password.
 
 Exit code:
   the command's own, or 128 + n if signal n ended it

@@ -137,6 +137,8 @@ enum Announce {
 /// Everything one invocation has open.
 pub(crate) struct Session {
     pub(crate) locks: Lockset,
+    /// The URL that the command finds.
+    pub(crate) url: String,
     pub(crate) link: Link,
     pub(crate) signals: Signals,
     pub(crate) terminal: Option<Terminal>,
@@ -216,8 +218,10 @@ impl Session {
         let builder = home.builder().holder_process(prepared.guardian()).ttl(ttl(job));
         let (mut link, mut signals) = prepared.attach()?;
         match unless_ended(&mut link, &mut signals, builder.connect()).await? {
-            Ok(locks) => Ok(Self {
-                locks: locks?,
+            Ok(Err(error)) => Err(error.into()),
+            Ok(Ok(locks)) => Ok(Self {
+                url: home.url_for_command(&locks),
+                locks,
                 link,
                 signals,
                 terminal: Terminal::open(),

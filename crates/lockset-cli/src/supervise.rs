@@ -96,6 +96,7 @@ impl<'a> Watch<'a> {
             ("LOCKSET_NAME", guard.name().to_string()),
             ("LOCKSET_TOKEN", guard.token().to_string()),
             ("LOCKSET_OWNER", guard.claim_id().to_string()),
+            ("LOCKSET_URL", self.session.url.clone()),
             ("LOCKSET_ENGINE", self.session.locks.engine().to_owned()),
             ("LOCKSET_TTL_MS", self.lease.ttl.as_millis().to_string()),
         ];

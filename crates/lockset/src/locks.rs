@@ -101,6 +101,12 @@ impl Lockset {
         self.client.capabilities.engine
     }
 
+    /// Where the locks of this client live, without secrets: the same text for all clients of one
+    /// home where that can be known. Tickets carry it.
+    pub fn home(&self) -> &str {
+        &self.client.identity
+    }
+
     /// What the engine can do.
     pub fn capabilities(&self) -> Capabilities {
         self.client.capabilities

@@ -67,6 +67,7 @@ everywhere! {
     a_wait_ends_when_the_holder_ends,
     readers_share_and_permits_are_counted,
     the_command_is_told_about_its_lock,
+    a_lockset_within_the_command_uses_the_same_engine,
     a_ticket_keeps_renews_and_releases_a_lock,
     a_lock_that_was_asked_back_can_be_given_back,
     a_lock_lives_no_longer_than_its_lease,
@@ -165,6 +166,19 @@ fn the_command_is_told_about_its_lock(home: &Home) {
     // Not every engine remembers the fence of a free lock.
     let fence = &home.state("jobs/a")["fence"];
     assert!(fence == token || home.engine() != "local", "a token is a string in JSON: {fence}");
+}
+
+fn a_lockset_within_the_command_uses_the_same_engine(home: &Home) {
+    let script = "lockset show $LOCKSET_NAME; lockset run -n $LOCKSET_NAME -- true; echo code $?";
+    let by_variable = home.lockset(&["run", "x", "--", "sh", "-c", script]);
+    let url = home.url();
+    let mut by_option = home.lockset(&["-u", &url, "run", "x", "--", "sh", "-c", script]);
+    by_option.env_remove("LOCKSET_URL");
+    for mut command in [by_variable, by_option] {
+        let output = command.output().unwrap();
+        let said = stdout(&output);
+        assert!(said.starts_with("x is held\n") && said.ends_with("code 75\n"), "{output:?}");
+    }
 }
 
 fn a_ticket_keeps_renews_and_releases_a_lock(home: &Home) {
