@@ -188,10 +188,15 @@ pub(crate) struct ElectArgs {
 #[derive(Args, Debug)]
 pub(crate) struct Patience {
     /// Do not wait: exit with 75 if the lock is busy
+    ///
+    /// An engine that cannot be reached is not waited for either.
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
     /// Wait at most this long (30s, 1h30m), then exit with 124; without it, as long as it takes
+    ///
+    /// An engine that cannot be reached or is not ready is waited for as well. If it does not answer
+    /// in this time, lockset exits with 125.
     #[arg(short, long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
 

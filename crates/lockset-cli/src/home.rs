@@ -34,6 +34,7 @@ const LOGIN_PER_HOST: [&str; 4] = ["redlock", "redlocks", "zk", "zks"];
 const SENTINEL_LOGIN: &str = "sentinel_login";
 
 /// A URL that is complete, password included. It has no `Debug` and no `Display` for a reason.
+#[derive(Clone)]
 pub(crate) struct Home {
     url: String,
 }

@@ -5,6 +5,7 @@ mod guardian;
 mod home;
 mod link;
 mod look;
+mod outage;
 mod output;
 mod procs;
 mod run;

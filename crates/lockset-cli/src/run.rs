@@ -11,6 +11,7 @@ use lockset::{Guard, Lockset, Name, State, Terms};
 use crate::args::{ElectArgs, JobArgs, ModeArgs, Patience, RunArgs};
 use crate::home::Home;
 use crate::link::{Link, Prepared, Signals};
+use crate::outage::EngineWait;
 use crate::output::{Failure, complain};
 use crate::supervise::Watch;
 use crate::sys;
@@ -26,9 +27,6 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// answer now, and the lease ends the lock anyway.
 const FAREWELL_WHEN_LOST: Duration = Duration::from_millis(600);
 
-/// The pauses before a campaign that failed begins again.
-const CAMPAIGN_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-
 /// The lease, unless told otherwise.
 const USUAL_TTL: Duration = Duration::from_secs(30);
 
@@ -36,10 +34,11 @@ pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Fail
     check_grace(&args.job, false)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
-        let mut session = Session::open(prepared, home, &args.job).await?;
+        let mut wait = EngineWait::new(home, &args.patience);
+        let mut session = Session::open(prepared, &mut wait, &args.job).await?;
         let wish = wish(args.mode, &args.patience, &args.job);
         let outcome = match session.check_grace(&args.job) {
-            Ok(()) => session.once(&args.name, &wish, &args.job, verbose).await,
+            Ok(()) => session.once(&args.name, &wish, wait, &args.job, verbose).await,
             Err(failure) => Err(failure),
         };
         session.close().await;
@@ -51,9 +50,10 @@ pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, 
     check_grace(&args.job, false)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
-        let mut session = Session::open(prepared, home, &args.job).await?;
+        let mut wait = EngineWait::new(home, &args.patience);
+        let mut session = Session::open(prepared, &mut wait, &args.job).await?;
         let outcome = match session.check_grace(&args.job) {
-            Ok(()) => campaign_again_and_again(&mut session, args, home, verbose).await,
+            Ok(()) => campaign_again_and_again(&mut session, args, home, wait, verbose).await,
             Err(failure) => Err(failure),
         };
         session.close().await;
@@ -65,27 +65,14 @@ async fn campaign_again_and_again(
     session: &mut Session,
     args: &ElectArgs,
     home: &Home,
+    mut wait: EngineWait,
     verbose: bool,
 ) -> Result<Outcome, Failure> {
     let wish = Wish { election: true, ..wish(ModeArgs::default(), &args.patience, &args.job) };
     session.announce = Some(if args.json { Announce::Json } else { Announce::Text });
-    let forever = !args.once && !args.patience.no_wait && args.patience.wait.is_none();
-    let mut pause = CAMPAIGN_AGAIN.0;
     loop {
         let began = sys::now();
-        let outcome = match session.once(&args.name, &wish, &args.job, verbose).await {
-            // An outage is no reason to leave the field to the others for good.
-            Err(failure) if forever && failure.is_retryable => {
-                failure.print(|text| home.redact(text));
-                if let Err(signal) = session.unless_ended(tokio::time::sleep(pause)).await? {
-                    return Ok(Outcome::ended_while_waiting(signal));
-                }
-                pause = (pause * 2).min(CAMPAIGN_AGAIN.1);
-                continue;
-            }
-            outcome => outcome?,
-        };
-        pause = CAMPAIGN_AGAIN.0;
+        let outcome = session.once(&args.name, &wish, wait, &args.job, verbose).await?;
         if args.once || outcome.asked_to_end || outcome.never_ran {
             return Ok(outcome);
         }
@@ -94,6 +81,7 @@ async fn campaign_again_and_again(
         if let Err(signal) = session.unless_ended(tokio::time::sleep(rest)).await? {
             return Ok(Outcome::ended_while_waiting(signal));
         }
+        wait = EngineWait::new(home, &args.patience);
     }
 }
 
@@ -213,14 +201,19 @@ impl Session {
         check_grace(job, self.locks.capabilities().session.is_some())
     }
 
-    async fn open(prepared: Prepared, home: &Home, job: &JobArgs) -> Result<Self, Failure> {
+    async fn open(
+        prepared: Prepared,
+        wait: &mut EngineWait,
+        job: &JobArgs,
+    ) -> Result<Self, Failure> {
+        let guardian = prepared.guardian();
         // For engines whose locks share a session: it is to last as long as the lease.
-        let builder = home.builder().holder_process(prepared.guardian()).ttl(ttl(job));
+        let builder = |home: &Home| home.builder().holder_process(guardian).ttl(ttl(job));
         let (mut link, mut signals) = prepared.attach()?;
-        match unless_ended(&mut link, &mut signals, builder.connect()).await? {
-            Ok(Err(error)) => Err(error.into()),
+        match unless_ended(&mut link, &mut signals, wait.connect(builder)).await? {
+            Ok(Err(failure)) => Err(failure),
             Ok(Ok(locks)) => Ok(Self {
-                url: home.url_for_command(&locks),
+                url: wait.home().url_for_command(&locks),
                 locks,
                 link,
                 signals,
@@ -244,12 +237,13 @@ impl Session {
         &mut self,
         name: &Name,
         wish: &Wish<'_>,
+        mut wait: EngineWait,
         job: &JobArgs,
         verbose: bool,
     ) -> Result<Outcome, Failure> {
         let locks = self.locks.clone();
         self.farewell = Farewell::UNHURRIED;
-        let granted = self.unless_ended(take(&locks, name, wish, verbose)).await?;
+        let granted = self.unless_ended(take(&locks, name, wish, &mut wait, verbose)).await?;
         let guard = match granted {
             Ok(granted) => granted?,
             Err(signal) => return Ok(Outcome::ended_while_waiting(signal)),

@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::args::{AcquireArgs, TicketArgs};
 use crate::home::Home;
 use crate::link::Signals;
+use crate::outage::EngineWait;
 use crate::output::{Failure, brief, code, complain, print, print_json};
 use crate::take::{Wish, take};
 
@@ -53,11 +54,17 @@ async fn acquire_unless_ended(
     verbose: bool,
 ) -> Result<Held, Failure> {
     let mut signals = Signals::that_end()?;
-    let locks = home.builder().connect().await?;
+    let mut wait = EngineWait::new(home, &args.patience);
+    let ended = |signal| Err(Failure::silent(128 + signal as u8));
+    let locks = tokio::select! {
+        biased;
+        locks = wait.connect(Home::builder) => locks?,
+        signal = signals.next() => return ended(signal),
+    };
     let outcome = tokio::select! {
         biased;
-        outcome = acquire_into(file, args, &locks, verbose) => outcome,
-        signal = signals.next() => Err(Failure::silent(128 + signal as u8)),
+        outcome = acquire_into(file, args, &locks, &mut wait, verbose) => outcome,
+        signal = signals.next() => ended(signal),
     };
     // After a signal this withdraws the claim; after a success nothing is left that could fail.
     let _ = locks.close().await;
@@ -68,6 +75,7 @@ async fn acquire_into(
     file: &TicketFile<'_>,
     args: &AcquireArgs,
     locks: &Lockset,
+    wait: &mut EngineWait,
     verbose: bool,
 ) -> Result<Held, Failure> {
     let terms = Terms::default().ttl(args.ttl).detachable();
@@ -77,7 +85,7 @@ async fn acquire_into(
         terms: terms.note(args.note.clone().unwrap_or_default()),
         patience: &args.patience,
     };
-    let guard = take(locks, &args.name, &wish, verbose).await?;
+    let guard = take(locks, &args.name, &wish, wait, verbose).await?;
     let held = Held { token: guard.token(), ttl: guard.ttl() };
     let ticket = guard.detach().await?;
     if let Err(mut error) = file.write(&ticket.to_string()) {
