@@ -9,6 +9,8 @@ use serde::Serialize;
 
 /// The exit codes that are lockset's own.
 pub(crate) mod code {
+    /// `show` and `break`: no client holds the lock.
+    pub(crate) const NOT_HELD: u8 = 1;
     pub(crate) const BUSY: u8 = 75;
     pub(crate) const LOST: u8 = 76;
     pub(crate) const TIMEOUT: u8 = 124;

@@ -277,7 +277,12 @@ impl Seen {
             _ => LossReason::Expired,
         };
         let what = if self.group.is_some() { "ended" } else { "not started" };
-        Some(format!("the lock `{}` was lost: {reason}; the command was {what}", guard.name()))
+        // The command ends, and the lock is released, before the lease runs out.
+        let why = match reason {
+            LossReason::Revoked => "an operator asked for it back".to_owned(),
+            reason => reason.to_string(),
+        };
+        Some(format!("the lock `{}` was lost: {why}; the command was {what}", guard.name()))
     }
 
     /// Says what there is to say, and decides the exit code.

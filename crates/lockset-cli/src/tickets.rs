@@ -9,7 +9,7 @@ use std::time::Duration;
 use lockset::{Error, Guard, Lockset, State, Terms, Ticket, Token};
 use serde_json::json;
 
-use crate::args::{AcquireArgs, TicketArgs};
+use crate::args::{AcquireArgs, Printed, TicketArgs};
 use crate::home::Home;
 use crate::link::Signals;
 use crate::outage::EngineWait;
@@ -17,6 +17,10 @@ use crate::output::{Failure, brief, code, complain, print, print_json};
 use crate::take::{Wish, take};
 
 pub(crate) async fn acquire(args: &AcquireArgs, home: &Home, verbose: bool) -> Result<(), Failure> {
+    if args.print.is_some() && args.ticket == Path::new("-") {
+        return Err(Failure::own("--ticket - and --print cannot both write to stdout")
+            .hint("let the ticket go to a file"));
+    }
     // Before the lock is taken: a ticket that cannot be written would strand it.
     let file = TicketFile::create(&args.ticket)?;
     let outcome = acquire_unless_ended(&file, args, home, verbose).await;
@@ -26,6 +30,9 @@ pub(crate) async fn acquire(args: &AcquireArgs, home: &Home, verbose: bool) -> R
     // The ticket is written: whatever happens to what is said about it, the lock is held by it.
     match (outcome?, args.json) {
         (_, _) if file.is_stdout() => Ok(()),
+        (held, _) if matches!(args.print, Some(Printed::Token)) => {
+            print(format_args!("{}\n", held.token))
+        }
         (held, true) => print_json(&json!({
             "name": args.name,
             "token": held.token,

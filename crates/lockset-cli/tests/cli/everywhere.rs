@@ -245,14 +245,23 @@ fn a_signal_while_waiting_leaves_neither_ticket_nor_claim(home: &Home) {
 
 fn a_free_lock_is_said_to_be_free(home: &Home) {
     let output = home.lockset(&["show", "x"]).output().unwrap();
-    assert_eq!((code(&output), stdout(&output)), (0, "x is free\n".into()));
+    assert_eq!((code(&output), stdout(&output)), (1, "x is free\n".into()));
+    let output = home.lockset(&["show", "x", "--json"]).output().unwrap();
+    assert_eq!(code(&output), 1);
+    let state: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(state["holders"].as_array().unwrap().len(), 0);
     let output = home.lockset(&["ls"]).output().unwrap();
     assert_eq!((code(&output), stdout(&output)), (0, "no lock is held or waited for\n".into()));
     let output = home.lockset(&["ls", "--json"]).output().unwrap();
     assert_eq!(stdout(&output), "[]\n");
-    let output = home.lockset(&["break", "x"]).output().unwrap();
-    assert_eq!(code(&output), 0);
-    assert!(stdout(&output).contains("nothing was done"));
+    for now in [&[][..], &["--now"]] {
+        let output = home.lockset(&[&["break", "x"], now].concat()).output().unwrap();
+        assert_eq!((code(&output), stdout(&output)), (1, String::new()), "{now:?}");
+        assert!(stderr(&output).contains("not held"), "{output:?}");
+        let output = home.lockset(&[&["break", "x", "--json"], now].concat()).output().unwrap();
+        let broken: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((code(&output), broken["holders"].as_array().unwrap().len()), (1, 0));
+    }
 }
 
 fn a_held_lock_is_shown_with_its_holder_and_waiters(home: &Home) {
@@ -268,7 +277,9 @@ fn a_held_lock_is_shown_with_its_holder_and_waiters(home: &Home) {
     let by = state["holders"][0]["note"]["by"].as_str().unwrap();
     assert!(by.starts_with(&format!("{}@", holder.pid().as_raw_pid())), "{by}");
 
-    let shown = stdout(&home.lockset(&["show", "jobs/a"]).output().unwrap());
+    let output = home.lockset(&["show", "jobs/a"]).output().unwrap();
+    let shown = stdout(&output);
+    assert_eq!(code(&output), 0, "{output:?}");
     assert!(shown.contains("jobs/a is held\n") && shown.contains("(nightly)"), "{shown}");
     assert!(shown.contains(token) && shown.contains("waiting, place 1"), "{shown}");
     assert!(!shown.contains('\x1b'), "no colour on a pipe");
@@ -407,7 +418,9 @@ fn a_broken_lock_ends_its_command_when_the_lease_ends(home: &Home) {
     assert!(is_alive(command));
     let output = running.wait();
     assert_eq!(code(&output), 76, "{output:?}");
-    assert!(stderr(&output).contains("operator asked for it back"), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(said.contains("operator asked for it back"), "{said}");
+    assert!(!said.contains("ran out"), "it ended before its lease: {said}");
     assert_eq!(home.text("log"), "TERM\n");
     assert_eq!(stdout(&next.wait()), "granted\n");
 }

@@ -73,3 +73,21 @@ fn a_ticket_that_is_written_is_kept_although_nothing_can_be_said_about_it() {
     let became = (stdout(&output), home.holders("x"));
     assert!([("125\n".into(), 0), ("0\n".into(), 1)].contains(&became), "{became:?}");
 }
+
+#[test]
+fn a_token_can_be_printed_alone() {
+    let home = Home::new();
+    let acquire = ["acquire", "x", "--ttl", "30s", "--ticket", "t", "--print", "token"];
+    let output = home.lockset(&acquire).output().unwrap();
+    assert_eq!(code(&output), 0, "{output:?}");
+    let token = &home.state("x")["holders"][0]["token"];
+    assert_eq!(stdout(&output), format!("{}\n", token.as_str().unwrap()));
+    assert_eq!(code(&home.lockset(&["release", "--ticket", "t"]).output().unwrap()), 0);
+    // Two things cannot both be all of stdout.
+    for (ticket, more) in [("-", &[][..]), ("u", &["--json"])] {
+        let args = ["acquire", "x", "--ttl", "30s", "--ticket", ticket, "--print", "token"];
+        let output = home.lockset(&[&args, more].concat()).output().unwrap();
+        assert_eq!((code(&output), stdout(&output)), (125, String::new()), "{output:?}");
+        assert_eq!(home.holders("x"), 0);
+    }
+}
