@@ -101,10 +101,10 @@ impl Lockset {
         self.client.capabilities.engine
     }
 
-    /// Where the locks of this client live, without secrets: the same text for all clients of one
-    /// home where that can be known. Tickets carry it.
+    /// Where the locks of this client live: a URL without secrets where one can be given, the same
+    /// for all clients of one home. Tickets carry it.
     pub fn home(&self) -> &str {
-        &self.client.identity
+        &self.client.home
     }
 
     /// What the engine can do.

@@ -36,7 +36,7 @@ impl Ticket {
         Self {
             version: VERSION,
             engine: client.capabilities.engine.to_owned(),
-            home: client.identity.clone(),
+            home: client.home.clone(),
             claim: claim.clone(),
             token: grant.token,
             key: grant.key.clone(),
@@ -46,6 +46,12 @@ impl Ticket {
     /// The engine the lock lives on.
     pub fn engine(&self) -> &str {
         &self.engine
+    }
+
+    /// Where the lock lives, as [`Lockset::home`](crate::Lockset::home) tells it: a URL without
+    /// secrets where one can be given.
+    pub fn home(&self) -> &str {
+        &self.home
     }
 
     /// The lock.
@@ -103,8 +109,8 @@ impl Ticket {
         if self.claim.ttl < can.min_ttl || self.claim.ttl > can.max_ttl {
             return refuse(format!("its ttl of {:?} is none of this engine's", self.claim.ttl));
         }
-        if self.home != client.identity {
-            return refuse(format!("its lock lives at {}, not at {}", self.home, client.identity));
+        if self.home != client.home {
+            return refuse(format!("its lock lives at {}, not at {}", self.home, client.home));
         }
         Ok(())
     }
