@@ -65,8 +65,8 @@ The engine and its place; `local:` if not given:
   memory:                                this process alone
   rediss:// rediss+sentinel:// rediss+cluster:// redlocks:// etcds:// zks://   by TLS
 
-Port, db, prefix and chroot may be left out. A user is written `user@` before the hosts. A password
-(`user:password@`) is never printed, but may be seen by others in the list of processes;
+Port, db, prefix and chroot may be left out. A user is written `user@` before the hosts. A password \
+(`user:password@`) is never printed, but may be seen by others in the list of processes; \
 --password-file and LOCKSET_PASSWORD are not.";
 
 #[derive(Debug, Subcommand)]
@@ -337,6 +337,8 @@ pub(crate) enum Printed {
 #[derive(Args, Debug)]
 pub(crate) struct TicketArgs {
     /// The ticket that `lockset acquire` wrote, or `-` for stdin
+    ///
+    /// Without -u and LOCKSET_URL the lock is looked for where the ticket says that it lives.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) ticket: PathBuf,
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lockset::{Builder, Lockset};
+use lockset::{Builder, Lockset, Ticket};
 
 use crate::args::EngineArgs;
 use crate::output::Failure;
@@ -37,19 +37,35 @@ const SENTINEL_LOGIN: &str = "sentinel_login";
 #[derive(Clone)]
 pub(crate) struct Home {
     url: String,
+    /// Nobody gave a URL: it is the one that a ticket names.
+    from_ticket: bool,
 }
 
 impl Home {
-    pub(crate) fn from_args(args: &EngineArgs) -> Result<Self, Failure> {
-        let url = match args.url.as_deref() {
-            Some(url) if !url.is_empty() => url,
-            _ => "local:",
+    /// The URL that was given, else the one that the ticket names, else the usual one.
+    pub(crate) fn from_args(args: &EngineArgs, ticket: Option<&Ticket>) -> Result<Self, Failure> {
+        let given = args.url.as_deref().filter(|url| !url.is_empty());
+        let (url, from_ticket) = match (given, ticket) {
+            (Some(url), _) => (url, false),
+            (None, Some(ticket)) => (url_of(ticket)?, true),
+            (None, None) => ("local:", false),
         };
         let url = match password(args.password_file.as_deref())? {
             None => url.to_owned(),
             Some(password) => with_password(url, &password)?,
         };
-        Ok(Self { url })
+        Ok(Self { url, from_ticket })
+    }
+
+    /// Connects, for verbs that do not wait.
+    pub(crate) async fn connect(&self) -> Result<Lockset, Failure> {
+        self.builder().connect().await.map_err(|error| match self.from_ticket {
+            true => Failure::from(error).hint(format!(
+                "LOCKSET_URL is not set, so the ticket's own home was tried: {}",
+                without_passwords(&self.url)
+            )),
+            false => error.into(),
+        })
     }
 
     pub(crate) fn builder(&self) -> Builder {
@@ -80,6 +96,20 @@ impl Home {
                 text.replace(password, "***").replace(&percent_decoded(password), "***")
             },
         )
+    }
+}
+
+/// Where a ticket's lock can be connected to.
+fn url_of(ticket: &Ticket) -> Result<&str, Failure> {
+    let home = ticket.home();
+    // Sentinels are not named by it, and another process has another memory.
+    match home.contains("://") || home.starts_with("local:") {
+        true => Ok(home),
+        false => Err(Failure::own(format!(
+            "the ticket's lock `{}` lives at {home}, which does not tell how to connect to it",
+            ticket.name()
+        ))
+        .hint("set LOCKSET_URL to the URL by which it was taken")),
     }
 }
 
@@ -252,12 +282,15 @@ mod tests {
 
     #[test]
     fn a_password_is_never_shown() {
-        let home = Home { url: "redis://u:se%2Fcret@h,:other@i/0".into() };
+        let home = Home { url: "redis://u:se%2Fcret@h,:other@i/0".into(), from_ticket: false };
         let shown = home.redact("cannot reach redis://u:se%2Fcret@h (se/cret, other)");
         assert_eq!(shown, "cannot reach redis://u:***@h (***, ***)");
-        let home = Home { url: "etcd://root:with,comma#@h,i/p".into() };
+        let home = Home { url: "etcd://root:with,comma#@h,i/p".into(), from_ticket: false };
         assert_eq!(home.redact("root, with,comma#"), "root, ***");
-        let home = Home { url: "redis+sentinel://h/m?sentinel_login=me:hidden".into() };
+        let home = Home {
+            url: "redis+sentinel://h/m?sentinel_login=me:hidden".into(),
+            from_ticket: false,
+        };
         assert_eq!(home.redact("me, hidden"), "me, ***");
     }
 }

@@ -9,7 +9,7 @@ use crate::home::Home;
 use crate::output::{self, Failure, Paint, code, complain, print, print_json};
 
 pub(crate) async fn list(args: &ListArgs, home: &Home) -> Result<(), Failure> {
-    let locks = home.builder().connect().await?;
+    let locks = home.connect().await?;
     let states = locks.list(&args.prefix).await?;
     if args.json {
         return print_json(&states);
@@ -22,7 +22,7 @@ pub(crate) async fn list(args: &ListArgs, home: &Home) -> Result<(), Failure> {
 
 /// Shows one lock; the exit code tells whether it is held.
 pub(crate) async fn show(args: &ShowArgs, home: &Home) -> Result<u8, Failure> {
-    let locks = home.builder().connect().await?;
+    let locks = home.connect().await?;
     let state = locks.inspect(args.name.as_str()).await?;
     match args.json {
         true => print_json(&state)?,
@@ -33,7 +33,7 @@ pub(crate) async fn show(args: &ShowArgs, home: &Home) -> Result<u8, Failure> {
 
 /// Prints every change until a signal or a closed stdout ends it.
 pub(crate) async fn watch(args: &ListArgs, home: &Home) -> Result<(), Failure> {
-    let locks = home.builder().connect().await?;
+    let locks = home.connect().await?;
     let mut changes = locks.watch(&args.prefix)?;
     let mut trouble: Option<Failure> = None;
     while let Some(state) = changes.next().await {
@@ -59,7 +59,7 @@ pub(crate) async fn watch(args: &ListArgs, home: &Home) -> Result<(), Failure> {
 
 /// Takes a lock away; the exit code tells whether there was anything to take.
 pub(crate) async fn break_lock(args: &BreakArgs, home: &Home) -> Result<u8, Failure> {
-    let locks = home.builder().connect().await?;
+    let locks = home.connect().await?;
     let how = if args.now { Break::Now } else { Break::WhenLeaseEnds };
     let holders = locks.force_release(args.name.as_str(), how).await?;
     let is_broken = holders.iter().any(|holder| args.now || !is_left_alone(holder));

@@ -107,8 +107,8 @@ async fn acquire_into(
     Ok(held)
 }
 
-pub(crate) async fn renew(args: &TicketArgs, home: &Home) -> Result<(), Failure> {
-    let (locks, guard) = attach(args, home).await?;
+pub(crate) async fn renew(args: &TicketArgs, ticket: &Ticket, home: &Home) -> Result<(), Failure> {
+    let (locks, guard) = attach(ticket, home).await?;
     guard.confirm().await?;
     let (name, token, left) = (guard.name().clone(), guard.token(), guard.valid_for());
     let is_renewed = guard.state() == State::Held;
@@ -126,9 +126,13 @@ pub(crate) async fn renew(args: &TicketArgs, home: &Home) -> Result<(), Failure>
     print(format_args!("{name} is held for another {}\n", brief(left)))
 }
 
-pub(crate) async fn release(args: &TicketArgs, home: &Home) -> Result<(), Failure> {
+pub(crate) async fn release(
+    args: &TicketArgs,
+    ticket: &Ticket,
+    home: &Home,
+) -> Result<(), Failure> {
     let released = async {
-        let (locks, guard) = attach(args, home).await?;
+        let (locks, guard) = attach(ticket, home).await?;
         let name = guard.name().clone();
         guard.release().await?;
         locks.close().await?;
@@ -150,11 +154,9 @@ pub(crate) async fn release(args: &TicketArgs, home: &Home) -> Result<(), Failur
     print(format_args!("{name} is released\n"))
 }
 
-async fn attach(args: &TicketArgs, home: &Home) -> Result<(Lockset, Guard), Failure> {
-    let text = read(&args.ticket)?;
-    let ticket: Ticket = text.trim().parse()?;
-    let locks = home.builder().connect().await?;
-    match locks.attach(&ticket).await {
+async fn attach(ticket: &Ticket, home: &Home) -> Result<(Lockset, Guard), Failure> {
+    let locks = home.connect().await?;
+    match locks.attach(ticket).await {
         Ok(guard) => Ok((locks, guard)),
         Err(error @ (Error::Lost { .. } | Error::NotHeld { .. })) => Err(Failure::from(error)
             .hint(format!("`lockset show {}` tells who holds it now", ticket.name()))),
@@ -162,16 +164,18 @@ async fn attach(args: &TicketArgs, home: &Home) -> Result<(Lockset, Guard), Fail
     }
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
+/// The ticket in a file, or from stdin.
+pub(crate) fn read(path: &Path) -> Result<Ticket, Failure> {
     let text = if path == Path::new("-") {
         let mut text = String::new();
         io::stdin().take(1 << 20).read_to_string(&mut text).map(|_| text)
     } else {
         fs::read_to_string(path)
     };
-    text.map_err(|error| {
+    let text = text.map_err(|error| {
         Failure::own(format!("cannot read the ticket {}: {error}", path.display()))
-    })
+    })?;
+    Ok(text.trim().parse()?)
 }
 
 /// Where a ticket goes.

@@ -69,6 +69,7 @@ everywhere! {
     the_command_is_told_about_its_lock,
     a_lockset_within_the_command_uses_the_same_engine,
     a_ticket_keeps_renews_and_releases_a_lock,
+    a_ticket_says_where_its_lock_lives,
     a_lock_that_was_asked_back_can_be_given_back,
     a_lock_lives_no_longer_than_its_lease,
     a_signal_while_waiting_leaves_neither_ticket_nor_claim,
@@ -206,6 +207,17 @@ fn a_ticket_keeps_renews_and_releases_a_lock(home: &Home) {
     assert_eq!((code(&output), stdout(&output)), (0, "x is released\n".into()), "{output:?}");
     assert_eq!(home.holders("x"), 0);
     assert!(!home.path("t").exists());
+}
+
+fn a_ticket_says_where_its_lock_lives(home: &Home) {
+    let args = ["acquire", "jobs/a%b", "--ttl", "30s", "--ticket", "t"];
+    assert_eq!(code(&home.lockset(&args).output().unwrap()), 0);
+    for verb in ["renew", "release"] {
+        let mut command = home.lockset(&[verb, "--ticket", "t"]);
+        let output = command.env_remove("LOCKSET_URL").output().unwrap();
+        assert_eq!((code(&output), stderr(&output)), (0, String::new()), "{verb}");
+    }
+    assert_eq!(home.holders("jobs/a%b"), 0);
 }
 
 fn a_lock_that_was_asked_back_can_be_given_back(home: &Home) {
