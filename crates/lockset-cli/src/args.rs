@@ -65,8 +65,8 @@ The engine and its place; `local:` if not given:
   memory:                                this process alone
   rediss:// rediss+sentinel:// rediss+cluster:// redlocks:// etcds:// zks://   by TLS
 
-Port, db, prefix and chroot may be left out. A user is written `user@` before the hosts. A password \
-(`user:password@`) is never printed, but may be seen by others in the list of processes; \
+Port, db, prefix and chroot may be left out. A user is written `user@` before the hosts. A \
+password (`user:password@`) is never printed, but may be seen by others in the list of processes; \
 --password-file and LOCKSET_PASSWORD are not.";
 
 #[derive(Debug, Subcommand)]
@@ -162,8 +162,8 @@ Signals:
 
 When the lock cannot be kept:
   The command's group gets TERM --grace before the lease ends, and it and all its descendants get
-  KILL shortly before (5 % of the ttl; at least 250 ms, at most an eighth of the ttl). If the lock is
-  lost outright, KILL at once. Either way lockset exits with 76.
+  KILL shortly before (5 % of the ttl; at least 250 ms, at most an eighth of the ttl). If the lock
+  is lost outright, KILL at once. Either way lockset exits with 76.
 
 When lockset is killed:
   A small guardian process, the parent of the command, then kills the command and all its
@@ -212,8 +212,8 @@ pub(crate) struct Patience {
 
     /// Wait at most this long (30s, 1h30m), then exit with 124; without it, as long as it takes
     ///
-    /// An engine that cannot be reached or is not ready is waited for as well. If it does not answer
-    /// in this time, lockset exits with 125.
+    /// An engine that cannot be reached or is not ready is waited for as well. If it does not
+    /// answer in this time, lockset exits with 125.
     #[arg(short, long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
 
@@ -247,9 +247,9 @@ pub(crate) struct JobArgs {
 
     /// Hold the lock for at most this long, then end the command
     ///
-    /// TERM is sent --grace before this time is over, or a tenth of it if that is less; KILL at most
-    /// a twentieth of it before its end. The ttl must not be longer; without --ttl it is the shorter
-    /// of this time and 30s.
+    /// TERM is sent --grace before this time is over, or a tenth of it if that is less; KILL at
+    /// most a twentieth of it before its end. The ttl must not be longer; without --ttl it is the
+    /// shorter of this time and 30s.
     #[arg(long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) max_hold: Option<Duration>,
 
@@ -377,8 +377,8 @@ pub(crate) struct ShowArgs {
 /// holder may still be at work.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  lockset break nightly\n  lockset break nightly --now\n\n\
-    Exit code:\n  0    it is or will be taken away\n  1    nothing was done: it is not held, or its \
-    holder is not lockset\n  125  lockset itself failed")]
+    Exit code:\n  0    it is or will be taken away\n  1    nothing was done: it is not held, or \
+    its holder is not lockset\n  125  lockset itself failed")]
 pub(crate) struct BreakArgs {
     /// The lock
     pub(crate) name: Name,

@@ -23,8 +23,8 @@ use crate::wire::Order;
 /// The longest time that a release, and closing, may take on the way out.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// The same for both together if the lock was lost because the engine did not answer: it will hardly
-/// answer now, and the lease ends the lock anyway.
+/// The same for both together if the lock was lost because the engine did not answer: it will
+/// hardly answer now, and the lease ends the lock anyway.
 const FAREWELL_WHEN_LOST: Duration = Duration::from_millis(600);
 
 /// The lease, unless told otherwise.

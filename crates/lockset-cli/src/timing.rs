@@ -14,9 +14,9 @@
 //! | trust - kill margin             | guardian   | KILL to the command and all its descendants  |
 //! | trust                           | guard      | lost                                         |
 //!
-//! `--max-hold` sets another end, which no renewal moves. Its margins are small, because the command
-//! may use all of that time: TERM at most a tenth of it, KILL at most a twentieth of it before the
-//! end.
+//! `--max-hold` sets another end, which no renewal moves. Its margins are small, because the
+//! command may use all of that time: TERM is sent at most a tenth of it before its end, KILL at
+//! most a twentieth.
 //!
 //! The tests below check the order of these for every ttl that an engine accepts: a renewal that is
 //! answered at the last moment still reaches the guardian before it sends TERM, and TERM comes
