@@ -71,7 +71,7 @@ impl<'a> Watch<'a> {
     pub(crate) async fn run(mut self, job: &JobArgs) -> Seen {
         // Whoever had to wait is handed a short first lease by some engines: it is made whole
         // before the command relies on it. If that fails, the lease is what it is.
-        if self.guard.valid_for() < self.lease.ttl / 2 {
+        if self.lease.is_short(self.guard.valid_for()) {
             let _ = self.guard.confirm().await;
             if let State::Lost(reason) = self.guard.state() {
                 self.seen.lost = Some(reason);

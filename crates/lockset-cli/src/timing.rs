@@ -18,6 +18,10 @@
 //! command may use all of that time: TERM is sent at most a tenth of it before its end, KILL at
 //! most a twentieth.
 //!
+//! A first lease that is too short for this order is renewed before the command starts. On
+//! ZooKeeper a renewal that soon follows another is good for five ninths of the session timeout
+//! only; its answer may be late by a ninth then, not by a sixth.
+//!
 //! The tests below check the order of these for every ttl that an engine accepts: a renewal that is
 //! answered at the last moment still reaches the guardian before it sends TERM, and TERM comes
 //! before KILL before the end of the lease.
@@ -75,11 +79,23 @@ impl Lease {
         Margins { term: grace.max(kill + gap), kill }
     }
 
+    /// Whether a first lease of which this much is left must be renewed before the command starts:
+    /// the keeper renews it when a third of that is over, and its answer, if it is late, would
+    /// come after TERM. Some engines hand a lock to a waiter on a short first lease.
+    pub(crate) fn is_short(self, left: Duration) -> bool {
+        let (grace, _) = self.longest_grace();
+        let answer = self.ttl / 6;
+        left - left / 3 < grace + answer + self.look_interval() * 2
+    }
+
     /// When the supervisor reads the lease again, if this much of it is left. At half the trust the
     /// next renewal has usually been answered; if not, the lease is read often.
     pub(crate) fn look_again_in(self, left: Duration) -> Duration {
-        let calm = left.saturating_sub(self.trust() / 2);
-        calm.max(self.ttl / 100).max(SHORTEST_LOOK)
+        left.saturating_sub(self.trust() / 2).max(self.look_interval())
+    }
+
+    fn look_interval(self) -> Duration {
+        (self.ttl / 100).max(SHORTEST_LOOK)
     }
 }
 
@@ -167,6 +183,27 @@ mod tests {
                         "{name} {ttl:?}: told at {told:?}, TERM at {term_at:?}"
                     );
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_first_lease_that_is_not_short_can_be_renewed_before_term_is_sent() {
+        for engine in &ENGINES {
+            for ttl in engine.ttls() {
+                let (lease, whole) = (engine.lease(ttl), engine.end(ttl));
+                let (longest, _) = lease.longest_grace();
+                let lefts = (1..=100).map(|part| whole * part / 100);
+                for left in lefts.filter(|left| !lease.is_short(*left)) {
+                    let answered = left / 3 + ttl * engine.patience.0 / engine.patience.1;
+                    let told = read_at(lease, left, answered) + LATENCY;
+                    let term_at = left.saturating_sub(lease.margins(longest).term);
+                    let what = format!("{} {ttl:?}, {left:?} left", engine.name);
+                    assert!(told < term_at, "{what}: told at {told:?}, TERM at {term_at:?}");
+                }
+                // A usual first lease costs no request more.
+                let is_usual = ttl >= millis(200) && engine.patience == (1, 6);
+                assert!(!is_usual || !lease.is_short(whole - LATENCY), "{} {ttl:?}", engine.name);
             }
         }
     }
