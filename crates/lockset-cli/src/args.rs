@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use lockset::{Name, Note, Prefix};
 
@@ -37,11 +37,9 @@ Examples:
 /// Where the locks live.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EngineArgs {
-    /// The engine and its place: `local:`, `local:/path/file.db`, ...
-    ///
-    /// A password in it is never printed, but may be seen by others in the list of processes;
-    /// --password-file and LOCKSET_PASSWORD are not.
+    /// The engine and its place, such as `local:/path/file.db` or `redis://host` (see --help)
     #[arg(short, long, global = true, env = "LOCKSET_URL", hide_env_values = true)]
+    #[arg(long_help = URL_HELP)]
     pub(crate) url: Option<String>,
 
     /// Read the engine's password from this file (else from LOCKSET_PASSWORD)
@@ -53,6 +51,23 @@ pub(crate) struct EngineArgs {
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }
+
+const URL_HELP: &str = "\
+The engine and its place; `local:` if not given:
+  local:                                 a file of this user
+  local:/path/file.db                    this file; ?mode=660 if others may use it too
+  redis://host:port/db                   one Redis server
+  redis+sentinel://host:port,.../service the master that sentinels name
+  redis+cluster://host:port,...          a Redis cluster
+  redlock://host:port,host:port,...      a quorum of three or more Redis servers
+  etcd://host:port,.../prefix            an etcd server or cluster
+  zk://host:port,.../chroot              a ZooKeeper server or ensemble
+  memory:                                this process alone
+  rediss:// rediss+sentinel:// rediss+cluster:// redlocks:// etcds:// zks://   by TLS
+
+Port, db, prefix and chroot may be left out. A user is written `user@` before the hosts. A \
+password (`user:password@`) is never printed, but may be seen by others in the list of processes; \
+--password-file and LOCKSET_PASSWORD are not.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
@@ -69,7 +84,9 @@ pub(crate) enum Verb {
     #[command(after_help = "Examples:\n  lockset ls\n  \
         lockset ls jobs/ --json | jq -r '.[].name'")]
     Ls(ListArgs),
-    #[command(after_help = "Example:\n  lockset show nightly")]
+    #[command(after_help = "Examples:\n  lockset show nightly\n  \
+        lockset show nightly >/dev/null || echo free\n\n\
+        Exit code:\n  0    it is held\n  1    it is free\n  125  lockset itself failed")]
     Show(ShowArgs),
     /// Print a line for every change, until interrupted
     #[command(after_help = "Examples:\n  lockset watch\n  lockset watch jobs/ --json")]
@@ -127,8 +144,9 @@ Examples:
 
 Environment of the command:
   LOCKSET_NAME, LOCKSET_TOKEN (the fencing token: give it to whatever the lock protects),
-  LOCKSET_OWNER, LOCKSET_ENGINE, LOCKSET_TTL_MS. LOCKSET_URL, LOCKSET_PASSWORD and
-  LOCKSET_PASSWORD_FILE are not passed on.
+  LOCKSET_OWNER, LOCKSET_ENGINE, LOCKSET_TTL_MS, and LOCKSET_URL without its passwords, however it
+  was given. LOCKSET_PASSWORD and LOCKSET_PASSWORD_FILE are not passed on: a lockset within the
+  command uses the same engine, and fails if that needs a password.
 
 Exit code:
   the command's own, or 128 + n if signal n ended it
@@ -144,8 +162,8 @@ Signals:
 
 When the lock cannot be kept:
   The command's group gets TERM --grace before the lease ends, and it and all its descendants get
-  KILL shortly before (5 % of the ttl, at least 250 ms). If the lock is lost outright, KILL at once.
-  Either way lockset exits with 76.
+  KILL shortly before (5 % of the ttl; at least 250 ms, at most an eighth of the ttl). If the lock
+  is lost outright, KILL at once. Either way lockset exits with 76.
 
 When lockset is killed:
   A small guardian process, the parent of the command, then kills the command and all its
@@ -187,10 +205,15 @@ pub(crate) struct ElectArgs {
 #[derive(Args, Debug)]
 pub(crate) struct Patience {
     /// Do not wait: exit with 75 if the lock is busy
+    ///
+    /// An engine that cannot be reached is not waited for either.
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
     /// Wait at most this long (30s, 1h30m), then exit with 124; without it, as long as it takes
+    ///
+    /// An engine that cannot be reached or is not ready is waited for as well. If it does not
+    /// answer in this time, lockset exits with 125.
     #[arg(short, long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
 
@@ -222,7 +245,11 @@ pub(crate) struct JobArgs {
     #[command(flatten)]
     pub(crate) terms: TermArgs,
 
-    /// Give up the lock, and end the command, after this long
+    /// Hold the lock for at most this long, then end the command
+    ///
+    /// TERM is sent --grace before this time is over, or a tenth of it if that is less; KILL at
+    /// most a twentieth of it before its end. The ttl must not be longer; without --ttl it is the
+    /// shorter of this time and 30s.
     #[arg(long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) max_hold: Option<Duration>,
 
@@ -266,6 +293,7 @@ pub(crate) struct TermArgs {
 /// longer. Whoever has the ticket can renew and release.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  lockset acquire deploy --ttl 10m --ticket deploy.ticket\n  \
+    token=$(lockset acquire deploy --ttl 10m --ticket deploy.ticket --print token)\n  \
     lockset renew --ticket deploy.ticket\n  lockset release --ticket deploy.ticket")]
 pub(crate) struct AcquireArgs {
     /// The lock
@@ -292,12 +320,25 @@ pub(crate) struct AcquireArgs {
     /// Print what was taken as JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Print nothing but this; the ticket must then go to a file
+    #[arg(long, value_name = "WHAT", conflicts_with = "json")]
+    pub(crate) print: Option<Printed>,
+}
+
+/// What `acquire` can print alone.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Printed {
+    /// The fencing token
+    Token,
 }
 
 /// A ticket.
 #[derive(Args, Debug)]
 pub(crate) struct TicketArgs {
     /// The ticket that `lockset acquire` wrote, or `-` for stdin
+    ///
+    /// Without -u and LOCKSET_URL the lock is looked for where the ticket says that it lives.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) ticket: PathBuf,
 
@@ -335,7 +376,9 @@ pub(crate) struct ShowArgs {
 /// running lease ends, and no two parties ever hold it. With --now it is free at once, while its
 /// holder may still be at work.
 #[derive(Args, Debug)]
-#[command(after_help = "Examples:\n  lockset break nightly\n  lockset break nightly --now")]
+#[command(after_help = "Examples:\n  lockset break nightly\n  lockset break nightly --now\n\n\
+    Exit code:\n  0    it is or will be taken away\n  1    nothing was done: it is not held, or \
+    its holder is not lockset\n  125  lockset itself failed")]
 pub(crate) struct BreakArgs {
     /// The lock
     pub(crate) name: Name,

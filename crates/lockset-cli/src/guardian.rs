@@ -6,10 +6,10 @@
 //! below the guardian. When its link to lockset closes (lockset was killed) it kills everything
 //! below itself. It also keeps the lease's deadlines by its own clock, so that a lockset that is
 //! stopped or starved cannot let the command run on. It is single-threaded, blocks every signal,
-//! and never waits for lockset.
+//! and never waits for lockset: reports that lockset does not read are queued.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group};
 
-use crate::wire::{Ending, Inbox, Order, Report, Start};
+use crate::wire::{Ending, Inbox, Order, Outbox, Report, Start};
 use crate::{procs, sys};
 
 /// The hidden subcommand under which lockset's binary is the guardian.
@@ -35,11 +35,13 @@ const LEASE_TICK: Duration = Duration::from_secs(1);
 /// The guardian's whole life.
 pub(crate) fn main() -> io::Result<()> {
     let link = sys::link_of_guardian()?;
+    link.set_nonblocking(true)?;
     sys::name_process(c"lock-guardian");
     sys::adopt_orphans()?;
     sys::block_signals();
     let deaths = sys::signal_stream(&[libc::SIGCHLD])?;
-    let mut guardian = Guardian { link, deaths, inbox: Inbox::default(), lease: None, job: None };
+    let (inbox, outbox) = (Inbox::default(), Outbox::default());
+    let mut guardian = Guardian { link, deaths, inbox, outbox, lease: None, job: None };
     match guardian.serve() {
         Ok(Verdict::Dismissed) => Ok(()),
         // Lockset is gone, or the link is of no use: both mean that nobody keeps the lock.
@@ -54,6 +56,7 @@ struct Guardian {
     link: UnixStream,
     deaths: UnixStream,
     inbox: Inbox,
+    outbox: Outbox,
     lease: Option<Lease>,
     job: Option<Job>,
 }
@@ -100,6 +103,7 @@ impl Guardian {
             }
             self.keep_lease()?;
             self.sweep()?;
+            self.outbox.send(&mut self.link)?;
         }
     }
 
@@ -109,10 +113,15 @@ impl Guardian {
             let wait = at.saturating_sub(sys::now()).min(LEASE_TICK);
             Timespec { tv_sec: wait.as_secs() as _, tv_nsec: wait.subsec_nanos() as _ }
         });
-        let mut ready =
-            [PollFd::new(&self.link, PollFlags::IN), PollFd::new(&self.deaths, PollFlags::IN)];
+        let mut link = PollFlags::IN;
+        link.set(PollFlags::OUT, !self.outbox.is_empty());
+        let mut ready = [PollFd::new(&self.link, link), PollFd::new(&self.deaths, PollFlags::IN)];
         match poll(&mut ready, timeout.as_ref()) {
-            Ok(_) => Ok((!ready[0].revents().is_empty(), !ready[1].revents().is_empty())),
+            Ok(_) => {
+                // That the link broke has flags of its own, and is found out by reading.
+                let orders = ready[0].revents().difference(PollFlags::OUT);
+                Ok((!orders.is_empty(), !ready[1].revents().is_empty()))
+            }
             Err(Errno::INTR) => Ok((false, true)),
             Err(error) => Err(error.into()),
         }
@@ -128,9 +137,11 @@ impl Guardian {
 
     fn take_orders(&mut self) -> io::Result<Option<Verdict>> {
         let mut bytes = [0; 16 * 1024];
-        match self.link.read(&mut bytes)? {
-            0 => return Ok(Some(Verdict::Abandoned)),
-            count => self.inbox.push(&bytes[..count]),
+        match self.link.read(&mut bytes) {
+            Ok(0) => return Ok(Some(Verdict::Abandoned)),
+            Ok(count) => self.inbox.push(&bytes[..count]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error),
         }
         while let Some(frame) = self.inbox.next() {
             match Order::decode(&frame)? {
@@ -155,7 +166,7 @@ impl Guardian {
 
     fn start(&mut self, start: &Start) -> io::Result<()> {
         let Some((program, args)) = start.command.split_first() else {
-            return self.report(&Report::Failed(libc::ENOENT));
+            return self.report(Report::Failed(libc::ENOENT));
         };
         let mut command = Command::new(program);
         command.args(args).envs(start.env.iter().map(|(key, value)| (key, value)));
@@ -169,11 +180,11 @@ impl Guardian {
                     warned: false,
                     sweep: start.sweep,
                 });
-                self.report(&Report::Started(pid))
+                self.report(Report::Started(pid))
             }
             Err(error) => {
                 self.lease = None;
-                self.report(&Report::Failed(error.raw_os_error().unwrap_or(libc::EINVAL)))
+                self.report(Report::Failed(error.raw_os_error().unwrap_or(libc::EINVAL)))
             }
         }
     }
@@ -201,9 +212,9 @@ impl Guardian {
                 continue;
             }
             if let Some(signal) = status.stopping_signal() {
-                self.report(&Report::Stopped(signal))?;
+                self.report(Report::Stopped(signal))?;
             } else if let Some(ending) = ending(status) {
-                self.report(&Report::Ended(ending))?;
+                self.report(Report::Ended(ending))?;
                 self.begin_sweep()?;
             }
         }
@@ -245,7 +256,7 @@ impl Guardian {
     fn quiet(&mut self) -> io::Result<()> {
         self.job = None;
         self.lease = None;
-        self.report(&Report::Quiet)
+        self.report(Report::Quiet)
     }
 
     /// TERM, then KILL, as the lease comes to its end.
@@ -253,23 +264,23 @@ impl Guardian {
         let (Some(lease), Some(job)) = (&self.lease, &mut self.job) else { return Ok(()) };
         let now = sys::now();
         if now >= lease.kill_at {
-            self.report(&Report::Killing)?;
+            self.report(Report::Killing)?;
             return self.kill_all_and_report();
         }
         if now >= lease.term_at && !job.warned {
             job.warned = true;
             let _ = kill_process_group(job.group, Signal::TERM);
             let _ = kill_process_group(job.group, Signal::CONT);
-            self.report(&Report::Warned)?;
+            self.report(Report::Warned)?;
         }
         Ok(())
     }
 
     fn kill_all_and_report(&mut self) -> io::Result<()> {
         if let Some(ending) = self.kill_all() {
-            self.report(&Report::Ended(ending))?;
+            self.report(Report::Ended(ending))?;
         }
-        self.report(&Report::Gone)
+        self.report(Report::Gone)
     }
 
     /// Kills everything below this process; how the command ended, if it had not before.
@@ -288,8 +299,9 @@ impl Guardian {
         how
     }
 
-    fn report(&mut self, report: &Report) -> io::Result<()> {
-        self.link.write_all(&report.encode())
+    fn report(&mut self, report: Report) -> io::Result<()> {
+        self.outbox.push(report);
+        self.outbox.send(&mut self.link)
     }
 }
 

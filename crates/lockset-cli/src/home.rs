@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use lockset::{Builder, Lockset};
+use lockset::{Builder, Lockset, Ticket};
 
 use crate::args::EngineArgs;
 use crate::output::Failure;
 
-/// The variables that are lockset's own business and are kept from the command.
+/// The variables that the guardian does not inherit. The command is given a URL without passwords.
 pub(crate) const SECRET_VARIABLES: [&str; 3] =
     ["LOCKSET_URL", "LOCKSET_PASSWORD", "LOCKSET_PASSWORD_FILE"];
 
@@ -27,38 +27,89 @@ const TAKE_PASSWORD: [&str; 11] = [
 ];
 /// Those whose servers know nothing of each other, and may have a user each.
 const TAKE_PASSWORDS: [&str; 2] = ["redlock", "redlocks"];
+/// Those that read a login before each host. The others read one before all hosts, and its password
+/// may contain commas.
+const LOGIN_PER_HOST: [&str; 4] = ["redlock", "redlocks", "zk", "zks"];
+/// The URL option that carries a password.
+const SENTINEL_LOGIN: &str = "sentinel_login";
 
 /// A URL that is complete, password included. It has no `Debug` and no `Display` for a reason.
+#[derive(Clone)]
 pub(crate) struct Home {
     url: String,
+    /// Nobody gave a URL: it is the one that a ticket names.
+    from_ticket: bool,
 }
 
 impl Home {
-    pub(crate) fn from_args(args: &EngineArgs) -> Result<Self, Failure> {
-        let url = match args.url.as_deref() {
-            Some(url) if !url.is_empty() => url,
-            _ => "local:",
+    /// The URL that was given, else the one that the ticket names, else the usual one.
+    pub(crate) fn from_args(args: &EngineArgs, ticket: Option<&Ticket>) -> Result<Self, Failure> {
+        let given = args.url.as_deref().filter(|url| !url.is_empty());
+        let (url, from_ticket) = match (given, ticket) {
+            (Some(url), _) => (url, false),
+            (None, Some(ticket)) => (url_of(ticket)?, true),
+            (None, None) => ("local:", false),
         };
         let url = match password(args.password_file.as_deref())? {
             None => url.to_owned(),
             Some(password) => with_password(url, &password)?,
         };
-        Ok(Self { url })
+        Ok(Self { url, from_ticket })
+    }
+
+    /// Connects, for verbs that do not wait.
+    pub(crate) async fn connect(&self) -> Result<Lockset, Failure> {
+        self.builder().connect().await.map_err(|error| match self.from_ticket {
+            true => Failure::from(error).hint(format!(
+                "LOCKSET_URL is not set, so the ticket's own home was tried: {}",
+                without_passwords(&self.url)
+            )),
+            false => error.into(),
+        })
     }
 
     pub(crate) fn builder(&self) -> Builder {
         Lockset::builder(&self.url)
     }
 
+    /// The URL as the command finds it: without passwords, so that a nested call that needs one
+    /// fails, and naming the file that was used, wherever the nested call looks for it.
+    pub(crate) fn url_for_command(&self, locks: &Lockset) -> String {
+        let is_local = self.url.starts_with("local:");
+        // A path that is not UTF-8, or that a URL cannot name, is not replaced by another one.
+        match locks.home() {
+            home if is_local && !home.contains(['\u{fffd}', '?']) => {
+                let options = self.url.split_once('?').map(|(_, options)| format!("?{options}"));
+                format!("{home}{}", options.unwrap_or_default())
+            }
+            _ => without_passwords(&self.url),
+        }
+    }
+
     /// Takes every password of the URL out of a text that is going to be shown.
     pub(crate) fn redact(&self, text: &str) -> String {
-        let passwords = userinfos(&self.url).filter_map(|info| info.split_once(':'));
+        let logins = userinfos(&self.url).chain(sentinel_login(&self.url));
+        let passwords = logins.filter_map(|info| info.split_once(':'));
         passwords.filter(|(_, password)| !password.is_empty()).fold(
             text.to_owned(),
             |text, (_, password)| {
                 text.replace(password, "***").replace(&percent_decoded(password), "***")
             },
         )
+    }
+}
+
+/// Where a ticket's lock can be connected to.
+fn url_of(ticket: &Ticket) -> Result<&str, Failure> {
+    let home = ticket.home();
+    // Sentinels are not named by it, and another process has another memory.
+    match home.contains("://") || home.starts_with("local:") {
+        true => Ok(home),
+        false => Err(Failure::own(format!(
+            "the ticket's lock `{}` lives at {home}, which does not tell how to connect to it",
+            ticket.name()
+        ))
+        .hint("set LOCKSET_URL to the URL by which it was taken")),
     }
 }
 
@@ -104,9 +155,9 @@ fn with_password(url: &str, password: &str) -> Result<String, Failure> {
     Ok(format!("{scheme}://{authority}{tail}"))
 }
 
-/// Users and hosts of a URL, and what comes after them.
+/// Users and hosts of a URL, and what comes after them. `#` has no meaning to an engine.
 fn parted(rest: &str) -> (&str, &str) {
-    rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()))
+    rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()))
 }
 
 /// The `user:password` parts of a URL: the one for all hosts, if it is that, and one per host.
@@ -114,6 +165,43 @@ fn userinfos(url: &str) -> impl Iterator<Item = &str> {
     let (authority, _) = parted(url.split_once("://").map_or("", |(_, rest)| rest));
     let parts = std::iter::once(authority).chain(authority.split(','));
     parts.filter_map(|part| part.rsplit_once('@')).map(|(info, _)| info)
+}
+
+/// The login of the sentinels.
+fn sentinel_login(url: &str) -> Option<&str> {
+    let (_, options) = url.split_once('?')?;
+    let mut options = options.split('&').filter_map(|option| option.split_once('='));
+    options.find(|(name, _)| *name == SENTINEL_LOGIN).map(|(_, login)| login)
+}
+
+/// The URL with its users, and without their passwords.
+fn without_passwords(url: &str) -> String {
+    let (url, options) = url.split_once('?').unwrap_or((url, ""));
+    let is_kept = |option: &&str| option.split('=').next() != Some(SENTINEL_LOGIN);
+    let options: Vec<&str> = options.split('&').filter(is_kept).collect();
+    let mut shown = match url.split_once("://") {
+        None => url.to_owned(),
+        Some((scheme, rest)) => {
+            let (authority, path) = parted(rest);
+            let authority = match LOGIN_PER_HOST.contains(&scheme) {
+                true => authority.split(',').map(without_password).collect::<Vec<_>>().join(","),
+                false => without_password(authority),
+            };
+            format!("{scheme}://{authority}{path}")
+        }
+    };
+    if options.iter().any(|option| !option.is_empty()) {
+        shown += &format!("?{}", options.join("&"));
+    }
+    shown
+}
+
+fn without_password(authority: &str) -> String {
+    let Some((login, hosts)) = authority.rsplit_once('@') else { return authority.to_owned() };
+    match login.split(':').next() {
+        None | Some("") => hosts.to_owned(),
+        Some(user) => format!("{user}@{hosts}"),
+    }
 }
 
 fn percent_encoded(text: &str) -> String {
@@ -165,6 +253,27 @@ mod tests {
     }
 
     #[test]
+    fn a_url_is_passed_on_without_its_passwords() {
+        for (url, shown) in [
+            ("redis://h:6379/0?prefix=a", "redis://h:6379/0?prefix=a"),
+            ("redis://:pw@h", "redis://h"),
+            ("rediss://me:p%40w@h/3?ca=x", "rediss://me@h/3?ca=x"),
+            ("redis+cluster://me:p,w@a,b:2", "redis+cluster://me@a,b:2"),
+            ("redis+sentinel://a,b/m?sentinel_login=u:pw", "redis+sentinel://a,b/m"),
+            (
+                "redis+sentinel://u:p@a/m?prefix=p&sentinel_login=u:pw&first_lease=1s",
+                "redis+sentinel://u@a/m?prefix=p&first_lease=1s",
+            ),
+            ("redlock://:p@a,me:q@b,c/1?max_ttl=1m", "redlock://a,me@b,c/1?max_ttl=1m"),
+            ("etcd://root:p#,@w@a,b/x?token_base=7", "etcd://root@a,b/x?token_base=7"),
+            ("zk://me:p@a,you:q@b/locks", "zk://me@a,you@b/locks"),
+            ("memory:shop", "memory:shop"),
+        ] {
+            assert_eq!(without_passwords(url), shown);
+        }
+    }
+
+    #[test]
     fn a_password_that_cannot_be_used_is_refused() {
         for url in ["local:", "local:/x.db", "memory:", "redis://u:p@h", "zookeeper://h"] {
             assert!(with_password(url, "x").is_err(), "{url}");
@@ -173,10 +282,15 @@ mod tests {
 
     #[test]
     fn a_password_is_never_shown() {
-        let home = Home { url: "redis://u:se%2Fcret@h,:other@i/0".into() };
+        let home = Home { url: "redis://u:se%2Fcret@h,:other@i/0".into(), from_ticket: false };
         let shown = home.redact("cannot reach redis://u:se%2Fcret@h (se/cret, other)");
         assert_eq!(shown, "cannot reach redis://u:***@h (***, ***)");
-        let home = Home { url: "etcd://root:with,comma@h,i/p".into() };
-        assert_eq!(home.redact("root, with,comma"), "root, ***");
+        let home = Home { url: "etcd://root:with,comma#@h,i/p".into(), from_ticket: false };
+        assert_eq!(home.redact("root, with,comma#"), "root, ***");
+        let home = Home {
+            url: "redis+sentinel://h/m?sentinel_login=me:hidden".into(),
+            from_ticket: false,
+        };
+        assert_eq!(home.redact("me, hidden"), "me, ***");
     }
 }

@@ -3,7 +3,9 @@
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt;
+use std::pin::pin;
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,6 +15,9 @@ use crate::home::SECRET_VARIABLES;
 use crate::output::Failure;
 use crate::wire::{Inbox, Order, Report};
 use crate::{guardian, procs, sys};
+
+/// A guardian that has not read its orders for this long was stopped.
+const UNREAD_AFTER: Duration = Duration::from_millis(100);
 
 /// What must be in place before the first thread exists and the lock is asked for.
 pub(crate) struct Prepared {
@@ -81,9 +86,14 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Gives an order. That the guardian is gone is found out by [`Link::report`].
+    /// Gives an order. A guardian that does not read its orders is continued, so that this cannot
+    /// block; that it is gone is found out by [`Link::report`].
     pub(crate) async fn order(&mut self, order: &Order) {
-        let _ = self.stream.write_all(&order.encode()).await;
+        let (order, guardian) = (order.encode(), self.guardian);
+        let mut writing = pin!(self.stream.write_all(&order));
+        while tokio::time::timeout(UNREAD_AFTER, &mut writing).await.is_err() {
+            wake(guardian);
+        }
     }
 
     /// The next report; `None` if the guardian is gone. May be cancelled.
@@ -102,14 +112,18 @@ impl Link {
 
     /// Continues the guardian, if it was stopped.
     pub(crate) fn wake_guardian(&self) {
-        if let Some(guardian) = self.guardian {
-            let _ = kill_process(guardian, Signal::CONT);
-        }
+        wake(self.guardian);
     }
 
     /// The guardian is gone, so its children have come to us: does its last duty in its place.
     pub(crate) fn act_for_guardian(&self) {
         procs::kill_descendants(&self.older, |_, _| {});
+    }
+}
+
+fn wake(guardian: Option<Pid>) {
+    if let Some(guardian) = guardian {
+        let _ = kill_process(guardian, Signal::CONT);
     }
 }
 

@@ -5,6 +5,7 @@ mod guardian;
 mod home;
 mod link;
 mod look;
+mod outage;
 mod output;
 mod procs;
 mod run;
@@ -13,6 +14,7 @@ mod sys;
 mod take;
 mod terminal;
 mod tickets;
+mod timing;
 mod wire;
 
 use std::io::Write;
@@ -20,6 +22,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use lockset::Ticket;
 use tokio::runtime::{Builder, Runtime};
 
 use args::{Cli, Verb};
@@ -47,11 +50,8 @@ fn obey(cli: &Cli) -> u8 {
     if cli.engine.verbose > 0 {
         listen_to_events(cli.engine.verbose);
     }
-    let (outcome, home) = match Home::from_args(&cli.engine) {
-        Ok(home) => (dispatch(cli, &home), Some(home)),
-        Err(failure) => (Err(failure), None),
-    };
-    match outcome {
+    let mut home = None;
+    match dispatch(cli, &mut home) {
         Ok(code) => code,
         Err(failure) => {
             failure.print(|text| match &home {
@@ -63,18 +63,30 @@ fn obey(cli: &Cli) -> u8 {
     }
 }
 
-fn dispatch(cli: &Cli, home: &Home) -> Result<u8, Failure> {
+fn dispatch(cli: &Cli, home: &mut Option<Home>) -> Result<u8, Failure> {
     let verbose = cli.engine.verbose > 0;
+    let mut open = |ticket: Option<&Ticket>| {
+        let opened: &Home = home.insert(Home::from_args(&cli.engine, ticket)?);
+        Ok::<_, Failure>(opened.clone())
+    };
     match &cli.verb {
-        Verb::Run(args) => return run::run(args, home, verbose),
-        Verb::Elect(args) => return run::elect(args, home, verbose),
-        Verb::Acquire(args) => runtime()?.block_on(tickets::acquire(args, home, verbose)),
-        Verb::Renew(args) => runtime()?.block_on(tickets::renew(args, home)),
-        Verb::Release(args) => runtime()?.block_on(tickets::release(args, home)),
-        Verb::Ls(args) => runtime()?.block_on(look::list(args, home)),
-        Verb::Show(args) => runtime()?.block_on(look::show(args, home)),
-        Verb::Watch(args) => runtime()?.block_on(look::watch(args, home)),
-        Verb::Break(args) => runtime()?.block_on(look::break_lock(args, home)),
+        Verb::Run(args) => return run::run(args, &open(None)?, verbose),
+        Verb::Elect(args) => return run::elect(args, &open(None)?, verbose),
+        Verb::Acquire(args) => runtime()?.block_on(tickets::acquire(args, &open(None)?, verbose)),
+        Verb::Renew(args) => {
+            let ticket = tickets::read(&args.ticket)?;
+            let home = open(Some(&ticket))?;
+            runtime()?.block_on(tickets::renew(args, &ticket, &home))
+        }
+        Verb::Release(args) => {
+            let ticket = tickets::read(&args.ticket)?;
+            let home = open(Some(&ticket))?;
+            runtime()?.block_on(tickets::release(args, &ticket, &home))
+        }
+        Verb::Ls(args) => runtime()?.block_on(look::list(args, &open(None)?)),
+        Verb::Show(args) => return runtime()?.block_on(look::show(args, &open(None)?)),
+        Verb::Watch(args) => runtime()?.block_on(look::watch(args, &open(None)?)),
+        Verb::Break(args) => return runtime()?.block_on(look::break_lock(args, &open(None)?)),
         Verb::Completions { shell } => completions(*shell),
         Verb::Man { dir: None } => man_page(),
         Verb::Man { dir: Some(dir) } => man_pages(dir),

@@ -9,6 +9,8 @@ use serde::Serialize;
 
 /// The exit codes that are lockset's own.
 pub(crate) mod code {
+    /// `show` and `break`: no client holds the lock.
+    pub(crate) const NOT_HELD: u8 = 1;
     pub(crate) const BUSY: u8 = 75;
     pub(crate) const LOST: u8 = 76;
     pub(crate) const TIMEOUT: u8 = 124;
@@ -22,15 +24,13 @@ pub(crate) mod code {
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
-    /// It may pass by itself.
-    pub(crate) is_retryable: bool,
     message: String,
     hint: Option<String>,
 }
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, is_retryable: false, message: message.into(), hint: None }
+        Self { code, message: message.into(), hint: None }
     }
 
     pub(crate) fn own(message: impl Into<String>) -> Self {
@@ -47,6 +47,10 @@ impl Failure {
         Self::new(code, "")
     }
 
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Says it on stderr, after `redact` took out what must not be shown.
     pub(crate) fn print(&self, redact: impl Fn(&str) -> String) {
         if self.message.is_empty() {
@@ -61,8 +65,7 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let mut failure = Failure::new(code_of(&error), with_sources(&error));
-        failure.is_retryable = error.is_retryable();
+        let failure = Failure::new(code_of(&error), with_sources(&error));
         match hint_for(&error) {
             Some(hint) => failure.hint(hint),
             None => failure,

@@ -6,23 +6,26 @@ use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use lockset::{Guard, Lockset, Name, Terms};
+use lockset::{Guard, Lockset, Name, State, Terms};
 
 use crate::args::{ElectArgs, JobArgs, ModeArgs, Patience, RunArgs};
 use crate::home::Home;
 use crate::link::{Link, Prepared, Signals};
+use crate::outage::EngineWait;
 use crate::output::{Failure, complain};
-use crate::supervise::{Watch, longest_grace};
+use crate::supervise::Watch;
 use crate::sys;
 use crate::take::{Wish, take};
 use crate::terminal::Terminal;
+use crate::timing::Lease;
 use crate::wire::Order;
 
-/// The longest time that is given to cleaning up on the way out.
+/// The longest time that a release, and closing, may take on the way out.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// The pauses before a campaign that failed begins again.
-const CAMPAIGN_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The same for both together if the lock was lost because the engine did not answer: it will
+/// hardly answer now, and the lease ends the lock anyway.
+const FAREWELL_WHEN_LOST: Duration = Duration::from_millis(600);
 
 /// The lease, unless told otherwise.
 const USUAL_TTL: Duration = Duration::from_secs(30);
@@ -31,10 +34,11 @@ pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Fail
     check_grace(&args.job, false)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
-        let mut session = Session::open(prepared, home, &args.job).await?;
+        let mut wait = EngineWait::new(home, &args.patience);
+        let mut session = Session::open(prepared, &mut wait, &args.job).await?;
         let wish = wish(args.mode, &args.patience, &args.job);
         let outcome = match session.check_grace(&args.job) {
-            Ok(()) => session.once(&args.name, &wish, &args.job, verbose).await,
+            Ok(()) => session.once(&args.name, &wish, wait, &args.job, verbose).await,
             Err(failure) => Err(failure),
         };
         session.close().await;
@@ -46,9 +50,10 @@ pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, 
     check_grace(&args.job, false)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
-        let mut session = Session::open(prepared, home, &args.job).await?;
+        let mut wait = EngineWait::new(home, &args.patience);
+        let mut session = Session::open(prepared, &mut wait, &args.job).await?;
         let outcome = match session.check_grace(&args.job) {
-            Ok(()) => campaign_again_and_again(&mut session, args, home, verbose).await,
+            Ok(()) => campaign_again_and_again(&mut session, args, home, wait, verbose).await,
             Err(failure) => Err(failure),
         };
         session.close().await;
@@ -60,27 +65,14 @@ async fn campaign_again_and_again(
     session: &mut Session,
     args: &ElectArgs,
     home: &Home,
+    mut wait: EngineWait,
     verbose: bool,
 ) -> Result<Outcome, Failure> {
     let wish = Wish { election: true, ..wish(ModeArgs::default(), &args.patience, &args.job) };
     session.announce = Some(if args.json { Announce::Json } else { Announce::Text });
-    let forever = !args.once && !args.patience.no_wait && args.patience.wait.is_none();
-    let mut pause = CAMPAIGN_AGAIN.0;
     loop {
         let began = sys::now();
-        let outcome = match session.once(&args.name, &wish, &args.job, verbose).await {
-            // An outage is no reason to leave the field to the others for good.
-            Err(failure) if forever && failure.is_retryable => {
-                failure.print(|text| home.redact(text));
-                if let Err(signal) = session.unless_ended(tokio::time::sleep(pause)).await? {
-                    return Ok(Outcome::ended_while_waiting(signal));
-                }
-                pause = (pause * 2).min(CAMPAIGN_AGAIN.1);
-                continue;
-            }
-            outcome => outcome?,
-        };
-        pause = CAMPAIGN_AGAIN.0;
+        let outcome = session.once(&args.name, &wish, wait, &args.job, verbose).await?;
         if args.once || outcome.asked_to_end || outcome.never_ran {
             return Ok(outcome);
         }
@@ -89,6 +81,7 @@ async fn campaign_again_and_again(
         if let Err(signal) = session.unless_ended(tokio::time::sleep(rest)).await? {
             return Ok(Outcome::ended_while_waiting(signal));
         }
+        wait = EngineWait::new(home, &args.patience);
     }
 }
 
@@ -109,7 +102,7 @@ fn ttl(job: &JobArgs) -> Duration {
 
 fn check_grace(job: &JobArgs, by_session: bool) -> Result<(), Failure> {
     let ttl = ttl(job);
-    let (longest, part) = longest_grace(ttl, by_session);
+    let (longest, part) = Lease { ttl, by_session }.longest_grace();
     match job.grace {
         Some(grace) if grace > longest => Err(Failure::own(format!(
             "--grace {} is more than {part} of the ttl ({}); the lease would not be renewed \
@@ -132,12 +125,42 @@ enum Announce {
 /// Everything one invocation has open.
 pub(crate) struct Session {
     pub(crate) locks: Lockset,
+    /// The URL that the command finds.
+    pub(crate) url: String,
     pub(crate) link: Link,
     pub(crate) signals: Signals,
     pub(crate) terminal: Option<Terminal>,
     announce: Option<Announce>,
-    /// The engine did not answer lately.
-    is_deaf: bool,
+    farewell: Farewell,
+}
+
+/// The time that is left for the way out.
+#[derive(Clone, Copy)]
+pub(crate) struct Farewell {
+    /// `None` until the lock is lost: each request then has a time of its own.
+    by: Option<Duration>,
+    /// The engine did not answer a request in time.
+    pub(crate) is_silent: bool,
+}
+
+impl Farewell {
+    const UNHURRIED: Self = Self { by: None, is_silent: false };
+
+    fn within(span: Duration) -> Self {
+        Self { by: Some(sys::now() + span), is_silent: false }
+    }
+
+    /// The engine's answer, if it comes in time.
+    pub(crate) async fn wait<T>(
+        &mut self,
+        longest: Duration,
+        request: impl Future<Output = T>,
+    ) -> Option<T> {
+        let left = self.by.map_or(longest, |by| by.saturating_sub(sys::now()).min(longest));
+        let answer = tokio::time::timeout(left, request).await.ok();
+        self.is_silent |= answer.is_none();
+        answer
+    }
 }
 
 /// How one hold went.
@@ -178,18 +201,25 @@ impl Session {
         check_grace(job, self.locks.capabilities().session.is_some())
     }
 
-    async fn open(prepared: Prepared, home: &Home, job: &JobArgs) -> Result<Self, Failure> {
+    async fn open(
+        prepared: Prepared,
+        wait: &mut EngineWait,
+        job: &JobArgs,
+    ) -> Result<Self, Failure> {
+        let guardian = prepared.guardian();
         // For engines whose locks share a session: it is to last as long as the lease.
-        let builder = home.builder().holder_process(prepared.guardian()).ttl(ttl(job));
+        let builder = |home: &Home| home.builder().holder_process(guardian).ttl(ttl(job));
         let (mut link, mut signals) = prepared.attach()?;
-        match unless_ended(&mut link, &mut signals, builder.connect()).await? {
-            Ok(locks) => Ok(Self {
-                locks: locks?,
+        match unless_ended(&mut link, &mut signals, wait.connect(builder)).await? {
+            Ok(Err(failure)) => Err(failure),
+            Ok(Ok(locks)) => Ok(Self {
+                url: wait.home().url_for_command(&locks),
+                locks,
                 link,
                 signals,
                 terminal: Terminal::open(),
                 announce: None,
-                is_deaf: false,
+                farewell: Farewell::UNHURRIED,
             }),
             Err(signal) => Err(Failure::silent(128 + signal)),
         }
@@ -207,12 +237,13 @@ impl Session {
         &mut self,
         name: &Name,
         wish: &Wish<'_>,
+        mut wait: EngineWait,
         job: &JobArgs,
         verbose: bool,
     ) -> Result<Outcome, Failure> {
         let locks = self.locks.clone();
-        self.is_deaf = false;
-        let granted = self.unless_ended(take(&locks, name, wish, verbose)).await?;
+        self.farewell = Farewell::UNHURRIED;
+        let granted = self.unless_ended(take(&locks, name, wish, &mut wait, verbose)).await?;
         let guard = match granted {
             Ok(granted) => granted?,
             Err(signal) => return Ok(Outcome::ended_while_waiting(signal)),
@@ -221,11 +252,13 @@ impl Session {
         self.announce(&guard, true);
         let outcome = Watch::new(self, &guard, job).run(job).await;
         self.announce(&guard, false);
-        let loss = outcome.loss(&locks, &guard, job).await;
-        let released = tokio::time::timeout(FAREWELL, guard.release()).await;
-        // An engine that did not answer now will not answer a moment later.
-        self.is_deaf = released.is_err();
-        outcome.finish(name, loss, released.unwrap_or_else(|_| Err(no_answer(&locks))), job)
+        if outcome.is_lost() && guard.state() != State::Held {
+            self.farewell = Farewell::within(FAREWELL_WHEN_LOST);
+        }
+        let loss = outcome.loss(&locks, &guard, job, &mut self.farewell).await;
+        let released = self.farewell.wait(FAREWELL, guard.release()).await;
+        let released = released.unwrap_or_else(|| Err(no_answer(&locks)));
+        outcome.finish(name, loss, released, self.farewell.is_silent, job)
     }
 
     /// Where the lease is that of a session, a server may have granted another than was asked for.
@@ -256,8 +289,9 @@ impl Session {
 
     /// Leaves nothing behind: no claim that waits, no guardian.
     async fn close(mut self) {
-        if !self.is_deaf {
-            let _ = tokio::time::timeout(FAREWELL, self.locks.close()).await;
+        // An engine that did not answer a release will not answer a moment later.
+        if !self.farewell.is_silent {
+            let _ = self.farewell.wait(FAREWELL, self.locks.close()).await;
         }
         self.link.order(&Order::Dismiss).await;
     }
@@ -295,7 +329,7 @@ pub(crate) fn guardian_gone() -> Failure {
 fn no_answer(locks: &Lockset) -> lockset::Error {
     lockset::Error::Unreachable {
         engine: locks.engine(),
-        what: format!("it did not answer within {FAREWELL:?}"),
+        what: "it did not answer in time".to_owned(),
         retryable: true,
         source: None,
     }

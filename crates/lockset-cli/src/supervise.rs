@@ -6,14 +6,15 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use lockset::{Guard, Lockset, LossReason, Name, State};
+use lockset::{Guard, Holder, Lockset, LossReason, Name, State};
 use rustix::process::Pid;
 
 use crate::args::JobArgs;
 use crate::output::{Failure, code, complain};
-use crate::run::{Interrupt, Outcome, Session, guardian_gone};
+use crate::run::{Farewell, Interrupt, Outcome, Session, guardian_gone};
 use crate::sys;
 use crate::terminal::Terminal;
+use crate::timing::{Lease, Margins};
 use crate::wire::{Ending, Order, Report, Start};
 
 /// When this long after a KILL something still lives, a line says why lockset is still here.
@@ -22,12 +23,16 @@ const UNKILLABLE_AFTER: Duration = Duration::from_secs(5);
 /// The longest time between TERM and KILL for those who outlive the command.
 const LONGEST_SWEEP: Duration = Duration::from_secs(10);
 
+/// How long the engine has to tell whether an operator asked for the lock back.
+const ASK_IF_REVOKED: Duration = Duration::from_millis(300);
+
 /// A command under a lock.
 pub(crate) struct Watch<'a> {
     session: &'a mut Session,
     guard: &'a Guard,
-    ttl: Duration,
+    lease: Lease,
     grace: Duration,
+    max_hold: Option<Duration>,
     seen: Seen,
 }
 
@@ -53,29 +58,20 @@ pub(crate) struct Seen {
 /// Ctrl-C and Ctrl-\, as signals.
 const INTERRUPTING: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
-/// The longest time before the end of a lease at which the command may be asked to end, and which
-/// part of the ttl that is. A third: that much is left when the next renewal is due, or the command
-/// is ended for no reason. Where a session is the lease, a renewal is good for two thirds of it.
-pub(crate) fn longest_grace(ttl: Duration, by_session: bool) -> (Duration, &'static str) {
-    match by_session {
-        true => (ttl * 2 / 9, "two ninths"),
-        false => (ttl / 3, "a third"),
-    }
-}
-
 impl<'a> Watch<'a> {
     pub(crate) fn new(session: &'a mut Session, guard: &'a Guard, job: &JobArgs) -> Self {
-        let ttl = guard.ttl();
-        let (longest, _) = longest_grace(ttl, session.locks.capabilities().session.is_some());
+        let by_session = session.locks.capabilities().session.is_some();
+        let lease = Lease { ttl: guard.ttl(), by_session };
+        let (longest, _) = lease.longest_grace();
         let grace = job.grace.unwrap_or(longest).min(longest);
-        Self { session, guard, ttl, grace, seen: Seen::default() }
+        Self { session, guard, lease, grace, max_hold: job.max_hold, seen: Seen::default() }
     }
 
     /// Starts the command, and stays until it and its group are gone.
     pub(crate) async fn run(mut self, job: &JobArgs) -> Seen {
         // Whoever had to wait is handed a short first lease by some engines: it is made whole
         // before the command relies on it. If that fails, the lease is what it is.
-        if self.guard.valid_for() < self.ttl / 2 {
+        if self.lease.is_short(self.guard.valid_for()) {
             let _ = self.guard.confirm().await;
             if let State::Lost(reason) = self.guard.state() {
                 self.seen.lost = Some(reason);
@@ -100,8 +96,9 @@ impl<'a> Watch<'a> {
             ("LOCKSET_NAME", guard.name().to_string()),
             ("LOCKSET_TOKEN", guard.token().to_string()),
             ("LOCKSET_OWNER", guard.claim_id().to_string()),
+            ("LOCKSET_URL", self.session.url.clone()),
             ("LOCKSET_ENGINE", self.session.locks.engine().to_owned()),
-            ("LOCKSET_TTL_MS", self.ttl.as_millis().to_string()),
+            ("LOCKSET_TTL_MS", self.lease.ttl.as_millis().to_string()),
         ];
         Start {
             command: job.command.clone(),
@@ -116,7 +113,7 @@ impl<'a> Watch<'a> {
         let patience = if self.seen.lost.is_some() {
             UNKILLABLE_AFTER
         } else {
-            look_again_in(self.guard.valid_for(), self.ttl)
+            self.lease.look_again_in(self.guard.valid_for())
         };
         let guard = self.guard;
         let is_lost = self.seen.lost.is_some();
@@ -218,51 +215,74 @@ impl<'a> Watch<'a> {
 
     /// Tells the guardian until when the lock may be trusted, as known now.
     async fn tell_lease(&mut self) {
-        let (term_in, kill_in) = deadlines(self.guard.valid_for(), self.ttl, self.grace);
-        if term_in.is_zero() {
+        let lease_end = || Duration::from_nanos(self.guard.grant().valid_until.as_nanos());
+        let end = End::read(sys::now, lease_end, || self.guard.valid_for());
+        let Margins { term, kill } = match self.max_hold.filter(|_| end.is_max_hold) {
+            Some(longest) => self.lease.max_hold_margins(longest, self.grace),
+            None => self.lease.margins(self.grace),
+        };
+        let (term_at, kill_at) = (end.at.saturating_sub(term), end.at.saturating_sub(kill));
+        if term_at <= sys::now() {
             // Now it has something to do, and somebody may have stopped it.
             self.session.link.wake_guardian();
         }
-        let now = sys::now();
-        let order = Order::Lease { term_at: now + term_in, kill_at: now + kill_in };
+        let order = Order::Lease { term_at, kill_at };
         self.session.link.order(&order).await;
     }
 }
 
-/// In how long the command gets TERM, and in how long KILL, if the lease is not renewed.
-fn deadlines(left: Duration, ttl: Duration, grace: Duration) -> (Duration, Duration) {
-    let margin = (ttl / 20).max(Duration::from_millis(250)).min(ttl / 2);
-    let kill = left.saturating_sub(margin);
-    // However short the grace: TERM comes before KILL, and not at the same time.
-    let least = grace.min(ttl / 20);
-    (left.saturating_sub(grace).min(kill.saturating_sub(least)), kill)
+/// Until when the lock may be trusted.
+#[derive(Debug)]
+struct End {
+    at: Duration,
+    /// It is that of the longest hold, which comes before that of the lease.
+    is_max_hold: bool,
 }
 
-/// When the lease is to be looked at again. It is renewed every third of the ttl, so half a ttl
-/// before its end all is usually well; if not, it is watched closely.
-fn look_again_in(left: Duration, ttl: Duration) -> Duration {
-    let calm = left.saturating_sub(ttl / 2);
-    calm.max((ttl / 50).max(Duration::from_millis(5)))
+impl End {
+    /// The clock is read first: if this process is stopped between two readings, the end comes out
+    /// too early and not too late.
+    fn read(
+        now: impl Fn() -> Duration,
+        lease_end: impl Fn() -> Duration,
+        left: impl Fn() -> Duration,
+    ) -> Self {
+        let before = now();
+        let lease_end = lease_end();
+        let left = left();
+        Self { at: before + left, is_max_hold: now() + left < lease_end }
+    }
 }
 
 impl Seen {
+    /// Whether the command was ended because of its lock.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.is_some() || self.ended_by_lease
+    }
+
     /// Why the lock was lost, if it was; asked before it is released.
     pub(crate) async fn loss(
         &self,
         locks: &Lockset,
         guard: &Guard,
         job: &JobArgs,
+        farewell: &mut Farewell,
     ) -> Option<String> {
         let reason = match (self.lost, guard.state()) {
             (Some(reason), _) | (None, State::Lost(reason)) => reason,
             _ if !self.ended_by_lease => return None,
             // It is still ours, but its end was in sight.
-            _ if is_revoked(locks, guard).await => LossReason::Revoked,
+            _ if is_revoked(locks, guard, farewell).await => LossReason::Revoked,
             _ if job.max_hold.is_some() && !self.in_doubt => LossReason::HeldLongest,
             _ => LossReason::Expired,
         };
         let what = if self.group.is_some() { "ended" } else { "not started" };
-        Some(format!("the lock `{}` was lost: {reason}; the command was {what}", guard.name()))
+        // The command ends, and the lock is released, before the lease runs out.
+        let why = match reason {
+            LossReason::Revoked => "an operator asked for it back".to_owned(),
+            reason => reason.to_string(),
+        };
+        Some(format!("the lock `{}` was lost: {why}; the command was {what}", guard.name()))
     }
 
     /// Says what there is to say, and decides the exit code.
@@ -271,13 +291,18 @@ impl Seen {
         name: &Name,
         loss: Option<String>,
         released: lockset::Result<()>,
+        is_silent: bool,
         job: &JobArgs,
     ) -> Result<Outcome, Failure> {
         if let Some(errno) = self.failed {
             return Err(cannot_execute(job, errno));
         }
         if let Some(loss) = loss {
-            complain(loss);
+            let rest = match is_silent {
+                true => "; the engine does not answer, so the lock is left to its lease",
+                false => "",
+            };
+            complain(format_args!("{loss}{rest}"));
             return Ok(self.outcome(job.lost_exit_code.unwrap_or(code::LOST)));
         }
         if self.guardian_gone {
@@ -312,16 +337,13 @@ impl Seen {
     }
 }
 
-/// Whether an operator asked for the lock back.
-async fn is_revoked(locks: &Lockset, guard: &Guard) -> bool {
-    let look = locks.inspect(guard.name().as_str());
-    match tokio::time::timeout(Duration::from_millis(500), look).await {
-        Ok(Ok(state)) => state
-            .holders
-            .iter()
-            .any(|holder| holder.claim == Some(guard.claim_id()) && holder.revoked),
-        _ => false,
-    }
+/// Whether an operator asked for the lock back, as far as the engine tells soon enough.
+async fn is_revoked(locks: &Lockset, guard: &Guard, farewell: &mut Farewell) -> bool {
+    let state = farewell.wait(ASK_IF_REVOKED, locks.inspect(guard.name().as_str())).await;
+    state.and_then(Result::ok).is_some_and(|state| {
+        let ours = |holder: &&Holder| holder.claim == Some(guard.claim_id());
+        state.holders.iter().filter(ours).any(|holder| holder.revoked)
+    })
 }
 
 fn cannot_execute(job: &JobArgs, errno: i32) -> Failure {
@@ -344,27 +366,32 @@ fn cannot_execute(job: &JobArgs, errno: i32) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
-    const SECOND: Duration = Duration::from_secs(1);
+    const LEASE_END: Duration = Duration::from_secs(130);
 
-    #[test]
-    fn a_long_lease_ends_with_term_at_grace_and_kill_at_five_percent() {
-        let (term, kill) = deadlines(60 * SECOND, 60 * SECOND, 20 * SECOND);
-        assert_eq!((term, kill), (40 * SECOND, 57 * SECOND));
+    /// The end as it is read if this process is stopped for `pause` after each reading.
+    fn read_with(pause: Duration, end: Duration) -> End {
+        let time = Cell::new(Duration::from_secs(100));
+        let now = || time.replace(time.get() + pause);
+        End::read(now, || LEASE_END, || end.saturating_sub(now()))
     }
 
     #[test]
-    fn term_never_comes_after_kill_and_nothing_is_negative() {
-        for ttl in [100, 300, 600, 1000, 5000] {
-            let ttl = Duration::from_millis(ttl);
-            for left in [Duration::ZERO, ttl / 10, ttl] {
-                let (term, kill) = deadlines(left, ttl, ttl / 3);
-                assert!(term <= kill && kill <= left, "{ttl:?} {left:?}");
-            }
-            // Right after a renewal, and until the next one is due, nothing happens.
-            let (term, _) = deadlines(ttl, ttl, ttl / 3);
-            assert!(term > ttl / 3, "{ttl:?}");
+    fn a_pause_while_the_lease_is_read_moves_its_end_to_the_safe_side() {
+        let end = read_with(Duration::from_secs(7), LEASE_END);
+        assert!(end.at <= LEASE_END && !end.is_max_hold, "{end:?}");
+    }
+
+    #[test]
+    fn the_end_is_that_of_the_longest_hold_if_it_comes_before_that_of_the_lease() {
+        for pause in [Duration::ZERO, Duration::from_millis(1)] {
+            assert!(!read_with(pause, LEASE_END).is_max_hold);
+            let earlier = LEASE_END - Duration::from_millis(10);
+            let end = read_with(pause, earlier);
+            assert!(end.at <= earlier && end.is_max_hold, "{end:?}");
         }
     }
 }

@@ -9,6 +9,7 @@ use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
 use crate::args::{ModeArgs, Patience};
+use crate::outage::EngineWait;
 use crate::output::{Failure, brief, by_with_note, code, complain};
 use crate::sys;
 
@@ -23,38 +24,49 @@ pub(crate) struct Wish<'a> {
     pub(crate) patience: &'a Patience,
 }
 
-/// Takes the lock, showing on a terminal what it waits for.
+/// Takes the lock, showing on a terminal what it waits for. An engine that fails for a while is
+/// waited for as well.
 pub(crate) async fn take(
     locks: &Lockset,
     name: &Name,
     wish: &Wish<'_>,
+    wait: &mut EngineWait,
     verbose: bool,
 ) -> Result<Guard, Failure> {
-    let line = WaitLine::new(name);
-    let granted = tokio::select! {
-        biased;
-        granted = ask(locks, name, wish) => granted,
-        never = line.show(locks, verbose) => match never {},
-    };
-    match granted {
-        Ok(Some(guard)) => Ok(guard),
-        Ok(None) => Err(busy(locks, name, wish.patience).await),
-        Err(error @ Error::Timeout { .. }) => {
-            let mut failure = Failure::from(error);
-            failure.code = wish.patience.conflict_exit_code.unwrap_or(failure.code);
-            Err(failure)
+    loop {
+        let line = WaitLine::new(name);
+        let granted = tokio::select! {
+            biased;
+            granted = ask(locks, name, wish, wait.left()) => granted,
+            never = line.show(locks, verbose) => match never {},
+        };
+        // What comes next has a line of its own.
+        drop(line);
+        match granted {
+            Ok(Some(guard)) => return Ok(guard),
+            Ok(None) => return Err(busy(locks, name, wish.patience).await),
+            Err(error @ Error::Timeout { .. }) => {
+                let mut failure = Failure::from(error);
+                failure.code = wish.patience.conflict_exit_code.unwrap_or(failure.code);
+                return Err(failure);
+            }
+            Err(error) => wait.pause_after(error).await?,
         }
-        Err(error) => Err(error.into()),
     }
 }
 
-async fn ask(locks: &Lockset, name: &Name, wish: &Wish<'_>) -> lockset::Result<Option<Guard>> {
+async fn ask(
+    locks: &Lockset,
+    name: &Name,
+    wish: &Wish<'_>,
+    wait: Option<Duration>,
+) -> lockset::Result<Option<Guard>> {
     let terms = wish.terms.clone();
-    let patience = wish.patience;
+    let no_wait = wish.patience.no_wait;
     if wish.election {
         let election = locks.election(name.as_str())?.with(terms)?;
-        return match patience.wait {
-            _ if patience.no_wait => election.try_campaign().await,
+        return match wait {
+            _ if no_wait => election.try_campaign().await,
             Some(longest) => election.campaign_within(longest).await.map(Some),
             None => election.campaign().await.map(Some),
         };
@@ -62,23 +74,23 @@ async fn ask(locks: &Lockset, name: &Name, wish: &Wish<'_>) -> lockset::Result<O
     if let Some(limit) = wish.mode.limit {
         let semaphore = locks.semaphore(name.as_str(), limit)?.with(terms)?;
         let permits = wish.mode.permits.unwrap_or(1);
-        return match patience.wait {
-            _ if patience.no_wait => semaphore.try_acquire(permits).await,
+        return match wait {
+            _ if no_wait => semaphore.try_acquire(permits).await,
             Some(longest) => semaphore.acquire_within(permits, longest).await.map(Some),
             None => semaphore.acquire(permits).await.map(Some),
         };
     }
     if wish.mode.shared {
         let rwlock = locks.rwlock(name.as_str())?.with(terms)?;
-        return match patience.wait {
-            _ if patience.no_wait => rwlock.try_read().await,
+        return match wait {
+            _ if no_wait => rwlock.try_read().await,
             Some(longest) => rwlock.read_within(longest).await.map(Some),
             None => rwlock.read().await.map(Some),
         };
     }
     let mutex = locks.mutex(name.as_str())?.with(terms)?;
-    match patience.wait {
-        _ if patience.no_wait => mutex.try_lock().await,
+    match wait {
+        _ if no_wait => mutex.try_lock().await,
         Some(longest) => mutex.lock_within(longest).await.map(Some),
         None => mutex.lock().await.map(Some),
     }

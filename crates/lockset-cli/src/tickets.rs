@@ -6,16 +6,21 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use lockset::{Error, Guard, Lockset, State, Terms, Ticket, Token};
+use lockset::{Error, Guard, Lockset, LossReason, Name, Terms, Ticket, Token};
 use serde_json::json;
 
-use crate::args::{AcquireArgs, TicketArgs};
+use crate::args::{AcquireArgs, Printed, TicketArgs};
 use crate::home::Home;
 use crate::link::Signals;
+use crate::outage::EngineWait;
 use crate::output::{Failure, brief, code, complain, print, print_json};
 use crate::take::{Wish, take};
 
 pub(crate) async fn acquire(args: &AcquireArgs, home: &Home, verbose: bool) -> Result<(), Failure> {
+    if args.print.is_some() && args.ticket == Path::new("-") {
+        return Err(Failure::own("--ticket - and --print cannot both write to stdout")
+            .hint("let the ticket go to a file"));
+    }
     // Before the lock is taken: a ticket that cannot be written would strand it.
     let file = TicketFile::create(&args.ticket)?;
     let outcome = acquire_unless_ended(&file, args, home, verbose).await;
@@ -25,6 +30,9 @@ pub(crate) async fn acquire(args: &AcquireArgs, home: &Home, verbose: bool) -> R
     // The ticket is written: whatever happens to what is said about it, the lock is held by it.
     match (outcome?, args.json) {
         (_, _) if file.is_stdout() => Ok(()),
+        (held, _) if matches!(args.print, Some(Printed::Token)) => {
+            print(format_args!("{}\n", held.token))
+        }
         (held, true) => print_json(&json!({
             "name": args.name,
             "token": held.token,
@@ -53,11 +61,17 @@ async fn acquire_unless_ended(
     verbose: bool,
 ) -> Result<Held, Failure> {
     let mut signals = Signals::that_end()?;
-    let locks = home.builder().connect().await?;
+    let mut wait = EngineWait::new(home, &args.patience);
+    let ended = |signal| Err(Failure::silent(128 + signal as u8));
+    let locks = tokio::select! {
+        biased;
+        locks = wait.connect(Home::builder) => locks?,
+        signal = signals.next() => return ended(signal),
+    };
     let outcome = tokio::select! {
         biased;
-        outcome = acquire_into(file, args, &locks, verbose) => outcome,
-        signal = signals.next() => Err(Failure::silent(128 + signal as u8)),
+        outcome = acquire_into(file, args, &locks, &mut wait, verbose) => outcome,
+        signal = signals.next() => ended(signal),
     };
     // After a signal this withdraws the claim; after a success nothing is left that could fail.
     let _ = locks.close().await;
@@ -68,6 +82,7 @@ async fn acquire_into(
     file: &TicketFile<'_>,
     args: &AcquireArgs,
     locks: &Lockset,
+    wait: &mut EngineWait,
     verbose: bool,
 ) -> Result<Held, Failure> {
     let terms = Terms::default().ttl(args.ttl).detachable();
@@ -77,7 +92,7 @@ async fn acquire_into(
         terms: terms.note(args.note.clone().unwrap_or_default()),
         patience: &args.patience,
     };
-    let guard = take(locks, &args.name, &wish, verbose).await?;
+    let guard = take(locks, &args.name, &wish, wait, verbose).await?;
     let held = Held { token: guard.token(), ttl: guard.ttl() };
     let ticket = guard.detach().await?;
     if let Err(mut error) = file.write(&ticket.to_string()) {
@@ -92,28 +107,37 @@ async fn acquire_into(
     Ok(held)
 }
 
-pub(crate) async fn renew(args: &TicketArgs, home: &Home) -> Result<(), Failure> {
-    let (locks, guard) = attach(args, home).await?;
-    guard.confirm().await?;
-    let (name, token, left) = (guard.name().clone(), guard.token(), guard.valid_for());
-    let is_renewed = guard.state() == State::Held;
-    guard.detach().await?;
-    locks.close().await?;
-    if !is_renewed {
-        let left = brief(left);
-        let what = format!("`{name}` was asked back: its lease is its last, and ends in {left}");
-        return Err(Failure::new(code::LOST, what).hint("`lockset release` gives it back before"));
+pub(crate) async fn renew(args: &TicketArgs, ticket: &Ticket, home: &Home) -> Result<(), Failure> {
+    let locks = home.connect().await?;
+    let renewed = locks.renew(ticket).await;
+    let name = ticket.name();
+    if let Err(Error::Lost { reason: LossReason::Revoked, .. }) = renewed {
+        return Err(asked_back(&locks, name).await);
     }
+    let lease = renewed.map_err(|error| of_ticket(ticket, error))?;
+    locks.close().await?;
     if args.json {
-        let left = left.as_millis() as u64;
+        let (token, left) = (lease.token, lease.valid_for.as_millis() as u64);
         return print_json(&json!({ "name": name, "token": token, "left_ms": left }));
     }
-    print(format_args!("{name} is held for another {}\n", brief(left)))
+    print(format_args!("{name} is held for another {}\n", brief(lease.valid_for)))
 }
 
-pub(crate) async fn release(args: &TicketArgs, home: &Home) -> Result<(), Failure> {
+async fn asked_back(locks: &Lockset, name: &Name) -> Failure {
+    let state = locks.inspect(name.as_str()).await;
+    let left = state.ok().and_then(|state| state.holders.first().map(|holder| holder.left));
+    let ends = left.map(|left| format!(", and ends in {}", brief(left))).unwrap_or_default();
+    let what = format!("`{name}` was asked back: its lease is its last{ends}");
+    Failure::new(code::LOST, what).hint("`lockset release` gives it back before")
+}
+
+pub(crate) async fn release(
+    args: &TicketArgs,
+    ticket: &Ticket,
+    home: &Home,
+) -> Result<(), Failure> {
     let released = async {
-        let (locks, guard) = attach(args, home).await?;
+        let (locks, guard) = attach(ticket, home).await?;
         let name = guard.name().clone();
         guard.release().await?;
         locks.close().await?;
@@ -135,28 +159,36 @@ pub(crate) async fn release(args: &TicketArgs, home: &Home) -> Result<(), Failur
     print(format_args!("{name} is released\n"))
 }
 
-async fn attach(args: &TicketArgs, home: &Home) -> Result<(Lockset, Guard), Failure> {
-    let text = read(&args.ticket)?;
-    let ticket: Ticket = text.trim().parse()?;
-    let locks = home.builder().connect().await?;
-    match locks.attach(&ticket).await {
+async fn attach(ticket: &Ticket, home: &Home) -> Result<(Lockset, Guard), Failure> {
+    let locks = home.connect().await?;
+    match locks.attach(ticket).await {
         Ok(guard) => Ok((locks, guard)),
-        Err(error @ (Error::Lost { .. } | Error::NotHeld { .. })) => Err(Failure::from(error)
-            .hint(format!("`lockset show {}` tells who holds it now", ticket.name()))),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(of_ticket(ticket, error)),
     }
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
+/// What went wrong with a ticket, and who knows more.
+fn of_ticket(ticket: &Ticket, error: Error) -> Failure {
+    let is_gone = matches!(error, Error::Lost { .. } | Error::NotHeld { .. });
+    let failure = Failure::from(error);
+    match is_gone {
+        true => failure.hint(format!("`lockset show {}` tells who holds it now", ticket.name())),
+        false => failure,
+    }
+}
+
+/// The ticket in a file, or from stdin.
+pub(crate) fn read(path: &Path) -> Result<Ticket, Failure> {
     let text = if path == Path::new("-") {
         let mut text = String::new();
         io::stdin().take(1 << 20).read_to_string(&mut text).map(|_| text)
     } else {
         fs::read_to_string(path)
     };
-    text.map_err(|error| {
+    let text = text.map_err(|error| {
         Failure::own(format!("cannot read the ticket {}: {error}", path.display()))
-    })
+    })?;
+    Ok(text.trim().parse()?)
 }
 
 /// Where a ticket goes.

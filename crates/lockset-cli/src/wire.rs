@@ -2,8 +2,10 @@
 //!
 //! Both ends are the same binary, so there is no version; a frame is its length, a tag and fields.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
+use std::mem::discriminant;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
 
@@ -183,6 +185,46 @@ impl Inbox {
     }
 }
 
+/// Reports on their way to lockset, which may be stopped and not read them: sending never blocks.
+///
+/// A report supersedes an unsent one of its kind. So the queue holds at most one report of each
+/// kind, and what lockset waits for (`Failed`, `Ended`, `Quiet`, `Gone`) is never dropped: these
+/// occur once per command.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    queue: VecDeque<Report>,
+    /// What is left of a report of which a part was sent.
+    rest: Vec<u8>,
+}
+
+impl Outbox {
+    pub(crate) fn push(&mut self, report: Report) {
+        self.queue.retain(|unsent| discriminant(unsent) != discriminant(&report));
+        self.queue.push_back(report);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.rest.is_empty()
+    }
+
+    /// Sends what a non-blocking link accepts now.
+    pub(crate) fn send(&mut self, link: &mut impl Write) -> io::Result<()> {
+        loop {
+            if self.rest.is_empty() {
+                let Some(report) = self.queue.pop_front() else { return Ok(()) };
+                self.rest = report.encode();
+            }
+            match link.write(&self.rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => drop(self.rest.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
 fn frame(tag: u8, fields: &[&[u8]]) -> Vec<u8> {
     let mut out = vec![0, 0, 0, 0, tag];
     for field in fields {
@@ -268,6 +310,57 @@ mod tests {
         ] {
             assert_eq!(Report::decode(&report.encode()[4..]).unwrap(), report);
         }
+    }
+
+    /// Accepts so many bytes, and no more until it was read.
+    struct Pipe {
+        room: usize,
+        bytes: Vec<u8>,
+    }
+
+    impl Write for Pipe {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match bytes.len().min(self.room) {
+                0 => Err(io::ErrorKind::WouldBlock.into()),
+                count => {
+                    self.bytes.extend(&bytes[..count]);
+                    self.room -= count;
+                    Ok(count)
+                }
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn reports_that_nobody_reads_are_few_and_the_last_of_each_kind_arrives() {
+        let mut pipe = Pipe { room: 100, bytes: Vec::new() };
+        let mut outbox = Outbox::default();
+        let ending = Ending::Exited(3);
+        let stops = (1..1000).map(Report::Stopped);
+        let others = [Report::Warned, Report::Ended(ending), Report::Quiet, Report::Gone];
+        for report in [Report::Started(7)].into_iter().chain(stops).chain(others) {
+            outbox.push(report);
+            outbox.send(&mut pipe).unwrap();
+            assert!(outbox.queue.len() <= 5, "{outbox:?}");
+        }
+        assert!(!outbox.is_empty());
+        let mut inbox = Inbox::default();
+        let mut seen = Vec::new();
+        while !pipe.bytes.is_empty() {
+            inbox.push(&std::mem::take(&mut pipe.bytes));
+            seen.extend(std::iter::from_fn(|| inbox.next()).map(|f| Report::decode(&f).unwrap()));
+            pipe.room = 7;
+            outbox.send(&mut pipe).unwrap();
+        }
+        assert!(outbox.is_empty());
+        assert_eq!(seen[..2], [Report::Started(7), Report::Stopped(1)]);
+        let last = [Report::Warned, Report::Ended(ending), Report::Quiet, Report::Gone];
+        assert_eq!(seen[seen.len() - 5..][1..], last);
+        assert_eq!(seen[seen.len() - 5], Report::Stopped(999));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::connect::Builder;
 use crate::engine::{Break, Capabilities, Holder, LockState};
 use crate::error::{Error, LossReason, Result};
 use crate::guard::State;
-use crate::{ClaimId, Leader, Lockable, Name, Terms, Ticket, Token};
+use crate::{ClaimId, Leader, Lease, Lockable, Name, Terms, Ticket, Token};
 
 /// Runs `future` on the keeper's runtime while this thread waits.
 fn wait_for<T>(client: &Client, future: impl Future<Output = Result<T>>) -> Result<T> {
@@ -187,7 +187,7 @@ impl Lockset {
     ///
     /// # Errors
     /// As [`lockset::Lockset::renew`](crate::Lockset::renew).
-    pub fn renew(&self, ticket: &Ticket) -> Result<Duration> {
+    pub fn renew(&self, ticket: &Ticket) -> Result<Lease> {
         self.0.wait(|locks| locks.renew(ticket))
     }
 
@@ -751,7 +751,7 @@ mod tests {
         guard.confirm().unwrap();
         assert_eq!(guard.run(|| 7).unwrap(), 7);
         let ticket = guard.detach().unwrap();
-        assert!(locks.renew(&ticket).unwrap() > Duration::from_millis(100));
+        assert!(locks.renew(&ticket).unwrap().valid_for > Duration::from_millis(100));
         locks.attach(&ticket).unwrap().release().unwrap();
         let both = locks.all([&mutex, &locks.mutex("n").unwrap()]).unwrap();
         both.lock().unwrap().release().unwrap();

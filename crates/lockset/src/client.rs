@@ -39,6 +39,8 @@ pub(crate) struct Client {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) capabilities: Capabilities,
     pub(crate) identity: String,
+    /// The identity, and what the tokens that users see depend on.
+    pub(crate) home: String,
     pub(crate) clock: Clock,
     pub(crate) keeper: Keeper,
     pub(crate) gate: Arc<Gate>,
@@ -83,8 +85,10 @@ impl Client {
     pub(crate) fn new(engine: Arc<dyn Engine>, keeper: Keeper, settings: Settings) -> Arc<Self> {
         fork::notice();
         let capabilities = engine.capabilities();
+        let identity = engine.identity();
         Arc::new(Self {
-            identity: engine.identity(),
+            home: home(&identity, settings.token_base),
+            identity,
             clock: keeper.clock().clone(),
             gate: Arc::default(),
             telemetry: Telemetry::new(capabilities.engine, settings.label_names),
@@ -239,6 +243,16 @@ impl Client {
                 let engine = self.capabilities.engine;
                 Err(Error::Unreachable { engine, what, retryable: false, source: None })
             }
+        }
+    }
+}
+
+fn home(identity: &str, token_base: u64) -> String {
+    match token_base {
+        0 => identity.to_owned(),
+        base => {
+            let separator = if identity.contains('?') { '&' } else { '?' };
+            format!("{identity}{separator}token_base={base}")
         }
     }
 }

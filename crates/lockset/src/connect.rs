@@ -420,6 +420,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_home_names_what_its_tokens_are_counted_from() {
+        let home = |url: &'static str| async move {
+            Lockset::connect(url).await.unwrap().home().to_owned()
+        };
+        assert_eq!(home("memory:home-test").await, "memory:home-test");
+        assert_eq!(home("memory:home-test?token_base=7").await, "memory:home-test?token_base=7");
+    }
+
+    #[tokio::test]
     async fn the_token_base_lifts_every_token() {
         let plain = Lockset::connect("memory:base-test").await.unwrap();
         let lifted =

@@ -54,7 +54,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     fn capabilities(&self) -> Capabilities;
 
     /// Which home this is, without secrets: two clients of the same home give the same text where
-    /// that can be known. Orders multi-locks and ties tickets to their home.
+    /// that can be known. Orders multi-locks and ties tickets to their home. It is a URL of the
+    /// home where one can be given.
     fn identity(&self) -> String;
 
     /// Takes the lock for `claim`, waiting as told. `None`: not admitted in time, and nothing is
@@ -174,6 +175,12 @@ pub struct Vitals {
 /// Why two homes cannot both be counted.
 fn same_server(one: &str, other: &str) -> String {
     format!("{one} and {other} are the same server, which would count twice; name each node once")
+}
+
+/// A server as a URL names it.
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
+fn url_host(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 /// The part of a lease that is given up for clocks that do not run equally fast: 1 % + 2 ms.

@@ -172,7 +172,7 @@ impl LossReason {
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            LossReason::Expired => "its lease ended without being renewed in time",
+            LossReason::Expired => "its lease was not renewed in time and has ended",
             LossReason::HeldLongest => "the longest time it may be held is over",
             LossReason::Forgotten => "the engine no longer knows it",
             LossReason::Broken => "an operator broke it",

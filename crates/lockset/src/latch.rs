@@ -83,7 +83,7 @@ impl Latch {
             })
             .await;
         if counted.is_ok() {
-            count.is_made();
+            count.settle();
         }
         counted
     }
@@ -150,7 +150,7 @@ impl<'a> Count<'a> {
         Self { unsure, id, is_made: false }
     }
 
-    fn is_made(mut self) {
+    fn settle(mut self) {
         self.is_made = true;
     }
 }

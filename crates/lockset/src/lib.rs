@@ -76,7 +76,7 @@ pub use name::{Name, Note, Prefix};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use terms::Terms;
-pub use ticket::Ticket;
+pub use ticket::{Lease, Ticket};
 pub use token::Token;
 
 /// The README's example, compiled with the other examples.

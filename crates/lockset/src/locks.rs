@@ -1,7 +1,6 @@
 //! The front door: an engine, a namespace and defaults make primitives.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
@@ -22,7 +21,7 @@ use crate::name::{Name, Prefix};
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::terms::Terms;
-use crate::ticket::Ticket;
+use crate::ticket::{Lease, Ticket};
 
 /// A connection to where locks live. Cheap to clone; all clones share one keeper.
 ///
@@ -100,6 +99,12 @@ impl Lockset {
     /// The engine's name, such as `local`.
     pub fn engine(&self) -> &'static str {
         self.client.capabilities.engine
+    }
+
+    /// Where the locks of this client live: a URL without secrets where one can be given, the same
+    /// for all clients of one home. Tickets carry it.
+    pub fn home(&self) -> &str {
+        &self.client.home
     }
 
     /// What the engine can do.
@@ -190,8 +195,8 @@ impl Lockset {
         ticket.attach(&self.client).await
     }
 
-    /// Renews the lease of a lock that was let go of with [`Guard::detach`], without taking the lock
-    /// over: the ticket can still be attached. Returns how long the lease then runs.
+    /// Renews the lease of a lock that was let go of with [`Guard::detach`], without taking it over:
+    /// the ticket can still be attached.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -200,8 +205,8 @@ impl Lockset {
     /// # use lockset::Terms;
     /// let terms = Terms::default().detachable();
     /// let ticket = locks.mutex("release")?.with(terms)?.lock().await?.detach().await?;
-    /// let left = locks.renew(&ticket).await?;
-    /// # assert!(left.as_secs() > 20);
+    /// let lease = locks.renew(&ticket).await?;
+    /// assert!(lease.valid_for.as_secs() > 20);
     /// let guard = locks.attach(&ticket).await?;
     /// # guard.release().await }
     /// ```
@@ -213,7 +218,7 @@ impl Lockset {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn renew(&self, ticket: &Ticket) -> Result<Duration> {
+    pub async fn renew(&self, ticket: &Ticket) -> Result<Lease> {
         self.client.check_usable()?;
         ticket.renew(&self.client).await
     }

@@ -35,12 +35,22 @@ pub struct Ticket {
     key: Vec<u8>,
 }
 
+/// The lease of a lock that a ticket keeps, as [`Lockset::renew`](crate::Lockset::renew) left it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Lease {
+    /// The fencing token of the lock.
+    pub token: Token,
+    /// How long the lease runs from now on.
+    pub valid_for: Duration,
+}
+
 impl Ticket {
     pub(crate) fn new(client: &Client, claim: &Claim, grant: &Grant) -> Self {
         Self {
             version: VERSION,
             engine: client.capabilities.engine.to_owned(),
-            home: client.identity.clone(),
+            home: client.home.clone(),
             claim: claim.clone(),
             token: grant.token,
             key: grant.key.clone(),
@@ -52,14 +62,15 @@ impl Ticket {
         &self.engine
     }
 
+    /// Where the lock lives, as [`Lockset::home`](crate::Lockset::home) tells it: a URL without
+    /// secrets where one can be given.
+    pub fn home(&self) -> &str {
+        &self.home
+    }
+
     /// The lock.
     pub fn name(&self) -> &Name {
         &self.claim.name
-    }
-
-    /// The home of the lock, as its engine names it; without secrets.
-    pub fn home(&self) -> &str {
-        &self.home
     }
 
     /// Takes the lock over for `client`, under a claim of its own: whoever does so first wins.
@@ -103,8 +114,8 @@ impl Ticket {
         client.check_usable().map(|()| guard)
     }
 
-    /// Renews the lease without taking the lock over; until when it then runs.
-    pub(crate) async fn renew(&self, client: &Arc<Client>) -> Result<Duration> {
+    /// Renews the lease without taking the lock over.
+    pub(crate) async fn renew(&self, client: &Arc<Client>) -> Result<Lease> {
         self.check_home(client)?;
         if self.claim.fixed {
             let why = "its lease is fixed, and is never renewed";
@@ -118,7 +129,8 @@ impl Ticket {
         };
         let renewed = client.asked_again(self.claim.ttl, renewing).await;
         let renewed = self.or_why(client, renewed, self.claim.id).await?;
-        Ok(renewed.valid_until.since(client.clock.now()))
+        let valid_for = renewed.valid_until.since(client.clock.now());
+        Ok(Lease { token: client.shown(self.token), valid_for })
     }
 
     fn grant(&self) -> Grant {
@@ -155,8 +167,8 @@ impl Ticket {
         if self.claim.ttl < can.min_ttl || self.claim.ttl > can.max_ttl {
             return refuse(format!("its ttl of {:?} is none of this engine's", self.claim.ttl));
         }
-        if self.home != client.identity {
-            return refuse(format!("its lock lives at {}, not at {}", self.home, client.identity));
+        if self.home != client.home {
+            return refuse(format!("its lock lives at {}, not at {}", self.home, client.home));
         }
         Ok(())
     }

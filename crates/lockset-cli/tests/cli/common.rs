@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use lockset_testkit::stage::EtcdServers;
+use lockset_testkit::stage::{EtcdServers, RedisServer};
 use rusqlite::Connection;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
@@ -72,6 +72,28 @@ impl Servers for EtcdServers {
 
     fn thaw(&self) {
         EtcdServers::thaw(self);
+    }
+}
+
+impl Servers for RedisServer {
+    fn url(&self) -> String {
+        RedisServer::url(self)
+    }
+
+    fn engine(&self) -> &'static str {
+        "redis"
+    }
+
+    fn short_ttl(&self) -> &'static str {
+        "500ms"
+    }
+
+    fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    fn thaw(&self) {
+        self.signal(Signal::CONT);
     }
 }
 
@@ -161,8 +183,10 @@ impl Home {
     /// The lock as `lockset show --json` tells it.
     pub(crate) fn state(&self, name: &str) -> Value {
         let output = self.lockset(&["show", name, "--json"]).output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        serde_json::from_slice(&output.stdout).unwrap()
+        let state: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let is_held = state["holders"].as_array().is_some_and(|holders| !holders.is_empty());
+        assert_eq!(output.status.success(), is_held, "{}", stderr(&output));
+        state
     }
 
     pub(crate) fn waiters(&self, name: &str) -> usize {
@@ -319,8 +343,14 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
     process(pid.as_raw_pid()).is_some_and(|process| !matches!(process.state, 'Z' | 'X'))
 }
 
+/// Whether all threads of this process are stopped; its parent is not told before.
 pub(crate) fn is_stopped(pid: Pid) -> bool {
-    process(pid.as_raw_pid()).is_some_and(|process| process.state == 'T')
+    let Ok(threads) = fs::read_dir(format!("/proc/{}/task", pid.as_raw_pid())) else {
+        return false;
+    };
+    let ids = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mut states = ids.map(|id| process(id).map(|thread| thread.state)).peekable();
+    states.peek().is_some() && states.all(|state| state == Some('T'))
 }
 
 pub(crate) fn parent(pid: Pid) -> Pid {

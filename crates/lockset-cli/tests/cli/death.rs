@@ -1,8 +1,10 @@
 //! Who dies with whom, and who waits for it.
 
+use std::time::{Duration, Instant};
+
 use rustix::process::{Signal, kill_process};
 
-use crate::common::{Home, Running, TREE, code, is_alive, stderr, stdout, until};
+use crate::common::{Home, Running, TREE, code, is_alive, is_stopped, stderr, stdout, until};
 
 #[test]
 fn killing_locksets_group_does_not_save_the_tree() {
@@ -38,6 +40,51 @@ fn the_command_dies_with_the_guardian_even_if_lockset_cannot_help() {
     running.signal(Signal::STOP);
     kill_process(guardian, Signal::KILL).unwrap();
     until("the command is dead", || !is_alive(command));
+}
+
+/// Each stop of the command is reported to lockset, which is stopped and does not read.
+#[test]
+fn a_guardian_that_nobody_listens_to_still_ends_the_command_in_time() {
+    let home = Home::new();
+    let ttl = Duration::from_secs(6);
+    let script = "trap '' TERM; echo $$ >command; exec sleep 1000";
+    let args = ["run", "--ttl", "6s", "x", "--", "sh", "-c", script];
+    let running = Running::spawn(&mut home.lockset(&args));
+    let command = home.pid("command");
+    running.signal(Signal::STOP);
+    let stopped = Instant::now();
+    // More often than a socket holds reports, and done before the last lease can be over.
+    let mut stops = 0;
+    while stops < 400 && stopped.elapsed() < ttl / 2 {
+        kill_process(command, Signal::STOP).unwrap();
+        until("it is stopped", || is_stopped(command));
+        kill_process(command, Signal::CONT).unwrap();
+        until("it goes on", || !is_stopped(command));
+        stops += 1;
+    }
+    assert!(stops > 300, "{stops} stops");
+    until("the guardian ends the command", || !is_alive(command));
+    assert!(stopped.elapsed() < ttl, "before its lease is over: {:?}", stopped.elapsed());
+    running.signal(Signal::CONT);
+    let output = running.wait();
+    assert_eq!(code(&output), 76, "{output:?}");
+}
+
+/// Each signal is an order to the guardian, which is stopped and does not read.
+#[test]
+fn a_lockset_that_nobody_listens_to_still_ends_the_command_with_its_lock() {
+    let home = Home::new();
+    let script = "trap '' USR1; echo $$ >command; exec sleep 1000";
+    let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", script]));
+    let command = home.pid("command");
+    kill_process(running.guardian(), Signal::STOP).unwrap();
+    for _ in 0..1000 {
+        running.signal(Signal::USR1);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(code(&home.lockset(&["break", "x", "--now"]).output().unwrap()), 0);
+    assert_eq!(code(&running.wait()), 76);
+    assert!(!is_alive(command));
 }
 
 #[test]

@@ -2,23 +2,78 @@
 
 use std::process::{Command, Stdio};
 
+use lockset_testkit::stage::RedisServer;
+
 use crate::common::{BINARY, Home, Running, code, is_alive, stderr, stdout, until};
 
 #[test]
-fn the_command_does_not_see_where_the_locks_live() {
+fn the_command_finds_the_url_and_its_guardian_does_not() {
     let home = Home::new();
-    let mut command = home.lockset(&["run", "x", "--", "env"]);
+    let script = "env | grep -E 'LOCKSET_|UNRELATED'";
+    let mut command = home.lockset(&["run", "x", "--", "sh", "-c", script]);
     command.env("LOCKSET_PASSWORD", "").env("UNRELATED", "stays");
     let output = command.output().unwrap();
     let said = stdout(&output);
     assert!(said.contains("UNRELATED=stays"), "{said}");
-    for hidden in ["LOCKSET_URL", "LOCKSET_PASSWORD", "locks.db"] {
-        assert!(!said.contains(hidden), "{said}");
-    }
+    assert!(said.contains(&format!("LOCKSET_URL={}\n", home.url())), "{said}");
+    assert!(!said.contains("LOCKSET_PASSWORD"), "{said}");
     let guardian_env = "tr '\\0' '\\n' </proc/$PPID/environ";
     let output = home.lockset(&["run", "x", "--", "sh", "-c", guardian_env]).output().unwrap();
     assert!(stdout(&output).contains("PATH="), "{output:?}");
     assert!(!stdout(&output).contains("LOCKSET_URL"), "{output:?}");
+}
+
+/// Neither a file that is named relative to the working folder nor the user's own becomes another
+/// file in a command that moves.
+#[test]
+fn the_command_finds_the_file_that_was_used() {
+    let home = Home::new();
+    std::fs::create_dir(home.path("sub")).unwrap();
+    let script = "cd sub; XDG_STATE_HOME=$PWD lockset show x; \
+        XDG_STATE_HOME=$PWD lockset run -n x -- true; echo code $?; echo $LOCKSET_URL";
+    for (options, file) in [
+        (&["-u", "local:rel.db?mode=660"][..], "rel.db?mode=660"),
+        (&[], "lockset/lockset.db"),
+        (&["-u", ""], "lockset/lockset.db"),
+    ] {
+        let args = [options, &["run", "x", "--", "sh", "-c", script]].concat();
+        let mut command = home.lockset(&args);
+        command.env_remove("LOCKSET_URL").env("XDG_STATE_HOME", home.path("."));
+        let output = command.output().unwrap();
+        let said = stdout(&output);
+        assert!(said.starts_with("x is held\n") && said.contains("code 75"), "{output:?}");
+        let folder = home.path(".").canonicalize().unwrap();
+        let url = format!("local:{}\n", folder.join(file).display());
+        assert!(said.ends_with(&url), "{said}");
+    }
+}
+
+#[test]
+fn the_command_does_not_find_the_password_and_needs_it() {
+    let server = RedisServer::start_with(&["--requirepass", "s3cret"]);
+    let bare = server.url().replace("redis://", "");
+    let home = Home::new();
+    std::fs::write(home.path("pw"), "s3cret\n").unwrap();
+    let script =
+        "env | grep LOCKSET_; lockset show x; echo show $?; lockset run -n x -- true; echo run $?";
+    let by_url = |user: &str| format!("redis://{user}:s3cret@{bare}");
+    for (url, password_file, passed_on) in [
+        (by_url(""), "", format!("redis://{bare}")),
+        (by_url("default"), "", format!("redis://default@{bare}")),
+        (format!("redis://default@{bare}"), "pw", format!("redis://default@{bare}")),
+    ] {
+        let mut command = home.lockset(&["-u", &url, "run", "x", "--", "sh", "-c", script]);
+        if !password_file.is_empty() {
+            command.env("LOCKSET_PASSWORD_FILE", password_file);
+        }
+        let output = command.output().unwrap();
+        let said = stdout(&output);
+        assert!(said.contains(&format!("LOCKSET_URL={passed_on}\n")), "{output:?}");
+        assert!(said.contains("show 125\n") && said.contains("run 125\n"), "{output:?}");
+        assert!(stderr(&output).contains("NOAUTH"), "{output:?}");
+        assert!(!said.contains("s3cret") && !stderr(&output).contains("s3cret"), "{output:?}");
+        assert!(!said.contains("LOCKSET_PASSWORD"), "{output:?}");
+    }
 }
 
 #[test]

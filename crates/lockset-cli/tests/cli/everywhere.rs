@@ -24,6 +24,18 @@ macro_rules! everywhere {
             )*
         }
 
+        mod redis {
+            use lockset_testkit::stage::RedisServer;
+
+            use crate::common::Home;
+            $(
+                #[test]
+                fn $promise() {
+                    super::$promise(&Home::on(RedisServer::start()));
+                }
+            )*
+        }
+
         mod etcd {
             use lockset_testkit::stage::EtcdServers;
 
@@ -55,7 +67,9 @@ everywhere! {
     a_wait_ends_when_the_holder_ends,
     readers_share_and_permits_are_counted,
     the_command_is_told_about_its_lock,
+    a_lockset_within_the_command_uses_the_same_engine,
     a_ticket_keeps_renews_and_releases_a_lock,
+    a_ticket_says_where_its_lock_lives,
     a_lock_that_was_asked_back_can_be_given_back,
     a_lock_lives_no_longer_than_its_lease,
     a_signal_while_waiting_leaves_neither_ticket_nor_claim,
@@ -65,6 +79,7 @@ everywhere! {
     leadership_passes_on_when_the_leader_dies,
     a_leader_that_lost_its_office_campaigns_again,
     a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_ends,
+    an_engine_that_does_not_answer_is_not_waited_for_when_the_lock_is_lost,
     a_lease_is_renewed_for_as_long_as_the_command_runs,
     a_broken_lock_ends_its_command_when_the_lease_ends,
     a_lock_broken_at_once_kills_its_command_at_once,
@@ -154,6 +169,19 @@ fn the_command_is_told_about_its_lock(home: &Home) {
     assert!(fence == token || home.engine() != "local", "a token is a string in JSON: {fence}");
 }
 
+fn a_lockset_within_the_command_uses_the_same_engine(home: &Home) {
+    let script = "lockset show $LOCKSET_NAME; lockset run -n $LOCKSET_NAME -- true; echo code $?";
+    let by_variable = home.lockset(&["run", "x", "--", "sh", "-c", script]);
+    let url = home.url();
+    let mut by_option = home.lockset(&["-u", &url, "run", "x", "--", "sh", "-c", script]);
+    by_option.env_remove("LOCKSET_URL");
+    for mut command in [by_variable, by_option] {
+        let output = command.output().unwrap();
+        let said = stdout(&output);
+        assert!(said.starts_with("x is held\n") && said.ends_with("code 75\n"), "{output:?}");
+    }
+}
+
 fn a_ticket_keeps_renews_and_releases_a_lock(home: &Home) {
     let args = ["acquire", "x", "--ttl", "30s", "--ticket", "t", "--note", "mine"];
     let output = home.lockset(&args).output().unwrap();
@@ -179,6 +207,17 @@ fn a_ticket_keeps_renews_and_releases_a_lock(home: &Home) {
     assert_eq!((code(&output), stdout(&output)), (0, "x is released\n".into()), "{output:?}");
     assert_eq!(home.holders("x"), 0);
     assert!(!home.path("t").exists());
+}
+
+fn a_ticket_says_where_its_lock_lives(home: &Home) {
+    let args = ["acquire", "jobs/a%b", "--ttl", "30s", "--ticket", "t"];
+    assert_eq!(code(&home.lockset(&args).output().unwrap()), 0);
+    for verb in ["renew", "release"] {
+        let mut command = home.lockset(&[verb, "--ticket", "t"]);
+        let output = command.env_remove("LOCKSET_URL").output().unwrap();
+        assert_eq!((code(&output), stderr(&output)), (0, String::new()), "{verb}");
+    }
+    assert_eq!(home.holders("jobs/a%b"), 0);
 }
 
 fn a_lock_that_was_asked_back_can_be_given_back(home: &Home) {
@@ -218,14 +257,23 @@ fn a_signal_while_waiting_leaves_neither_ticket_nor_claim(home: &Home) {
 
 fn a_free_lock_is_said_to_be_free(home: &Home) {
     let output = home.lockset(&["show", "x"]).output().unwrap();
-    assert_eq!((code(&output), stdout(&output)), (0, "x is free\n".into()));
+    assert_eq!((code(&output), stdout(&output)), (1, "x is free\n".into()));
+    let output = home.lockset(&["show", "x", "--json"]).output().unwrap();
+    assert_eq!(code(&output), 1);
+    let state: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(state["holders"].as_array().unwrap().len(), 0);
     let output = home.lockset(&["ls"]).output().unwrap();
     assert_eq!((code(&output), stdout(&output)), (0, "no lock is held or waited for\n".into()));
     let output = home.lockset(&["ls", "--json"]).output().unwrap();
     assert_eq!(stdout(&output), "[]\n");
-    let output = home.lockset(&["break", "x"]).output().unwrap();
-    assert_eq!(code(&output), 0);
-    assert!(stdout(&output).contains("nothing was done"));
+    for now in [&[][..], &["--now"]] {
+        let output = home.lockset(&[&["break", "x"], now].concat()).output().unwrap();
+        assert_eq!((code(&output), stdout(&output)), (1, String::new()), "{now:?}");
+        assert!(stderr(&output).contains("not held"), "{output:?}");
+        let output = home.lockset(&[&["break", "x", "--json"], now].concat()).output().unwrap();
+        let broken: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((code(&output), broken["holders"].as_array().unwrap().len()), (1, 0));
+    }
 }
 
 fn a_held_lock_is_shown_with_its_holder_and_waiters(home: &Home) {
@@ -241,7 +289,9 @@ fn a_held_lock_is_shown_with_its_holder_and_waiters(home: &Home) {
     let by = state["holders"][0]["note"]["by"].as_str().unwrap();
     assert!(by.starts_with(&format!("{}@", holder.pid().as_raw_pid())), "{by}");
 
-    let shown = stdout(&home.lockset(&["show", "jobs/a"]).output().unwrap());
+    let output = home.lockset(&["show", "jobs/a"]).output().unwrap();
+    let shown = stdout(&output);
+    assert_eq!(code(&output), 0, "{output:?}");
     assert!(shown.contains("jobs/a is held\n") && shown.contains("(nightly)"), "{shown}");
     assert!(shown.contains(token) && shown.contains("waiting, place 1"), "{shown}");
     assert!(!shown.contains('\x1b'), "no colour on a pipe");
@@ -333,10 +383,30 @@ fn a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_end
     let output = running.wait();
     assert_eq!(code(&output), 76, "{output:?}");
     assert!(
-        stderr(&output).contains("`x` was lost: its lease could not be"),
+        stderr(&output).contains("`x` was lost: its lease was not renewed in time"),
         "{}",
         stderr(&output)
     );
+}
+
+fn an_engine_that_does_not_answer_is_not_waited_for_when_the_lock_is_lost(home: &Home) {
+    let polite = "echo $$ >pid; exec sleep 1000";
+    let stubborn = "trap '' TERM; echo $$ >pid; exec sleep 1000";
+    for (name, script) in [("polite", polite), ("stubborn", stubborn)] {
+        let args = ["run", "--ttl", "2s", name, "--", "sh", "-c", script];
+        let running = Running::spawn(&mut home.lockset(&args));
+        let command = home.pid("pid");
+        let blocked = home.block();
+        until("the command is ended", || !is_alive(command));
+        let ended = Instant::now();
+        let output = running.wait();
+        assert!(ended.elapsed() < Duration::from_secs(1), "{name}: {:?}", ended.elapsed());
+        assert_eq!(code(&output), 76, "{output:?}");
+        let said = stderr(&output);
+        assert!(said.contains("left to its lease") && said.lines().count() == 1, "{name}: {said}");
+        drop(blocked);
+        std::fs::remove_file(home.path("pid")).unwrap();
+    }
 }
 
 fn a_lease_is_renewed_for_as_long_as_the_command_runs(home: &Home) {
@@ -360,7 +430,9 @@ fn a_broken_lock_ends_its_command_when_the_lease_ends(home: &Home) {
     assert!(is_alive(command));
     let output = running.wait();
     assert_eq!(code(&output), 76, "{output:?}");
-    assert!(stderr(&output).contains("operator asked for it back"), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(said.contains("operator asked for it back"), "{said}");
+    assert!(!said.contains("ran out"), "it ended before its lease: {said}");
     assert_eq!(home.text("log"), "TERM\n");
     assert_eq!(stdout(&next.wait()), "granted\n");
 }

@@ -19,6 +19,15 @@ fn a_short_grace_is_a_grace() {
     assert_eq!(code_after_term(&["--ttl", "8s", "--grace", "400ms"]), 76);
 }
 
+/// Shorter ones are for the tests of `timing.rs`: on a busy machine they may be lost.
+#[test]
+fn a_lease_of_less_than_half_a_second_is_kept() {
+    let home = Home::new();
+    let args = ["run", "--ttl", "400ms", "x", "--", "sh", "-c", "sleep 2; exit 7"];
+    let output = home.lockset(&args).output().unwrap();
+    assert_eq!((code(&output), stderr(&output)), (7, String::new()));
+}
+
 /// What is left of a command that ends by TERM when its lease cannot be renewed.
 fn code_after_term(options: &[&str]) -> i32 {
     let home = Home::new();
@@ -55,9 +64,30 @@ fn the_longest_hold_ends_the_command() {
     let running = Running::spawn(&mut home.lockset(&args));
     let output = running.wait();
     assert_eq!(code(&output), 76, "{output:?}");
-    assert!(began.elapsed() > Duration::from_secs(1));
+    assert!(began.elapsed() > Duration::from_millis(1800), "a tenth before its end at most");
     assert!(stderr(&output).contains("longest time"), "{}", stderr(&output));
     assert_eq!(home.text("log"), "TERM\n");
+}
+
+#[test]
+fn a_command_that_ignores_term_is_killed_before_the_longest_hold_is_over() {
+    let home = Home::new();
+    let args = ["run", "--max-hold", "2s", "x", "--", "sh", "-c", STUBBORN];
+    let running = Running::spawn(&mut home.lockset(&args));
+    let command = home.pid("pid");
+    let held = Instant::now();
+    until("it is killed", || !is_alive(command));
+    assert!(held.elapsed() < Duration::from_secs(2), "{:?}", held.elapsed());
+    assert_eq!(home.text("log"), "TERM\n");
+    assert_eq!(code(&running.wait()), 76);
+}
+
+#[test]
+fn a_command_that_ends_before_the_longest_hold_is_left_alone() {
+    let home = Home::new();
+    let args = ["run", "--max-hold", "6s", "x", "--", "sh", "-c", "sleep 5; exit 7"];
+    let output = home.lockset(&args).output().unwrap();
+    assert_eq!((code(&output), stderr(&output)), (7, String::new()));
 }
 
 #[test]

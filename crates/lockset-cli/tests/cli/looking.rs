@@ -35,6 +35,26 @@ fn every_verb_has_help_with_examples() {
 }
 
 #[test]
+fn help_tells_every_form_of_url() {
+    let home = Home::new();
+    let refusal = stderr(&home.lockset(&["-u", "nonsense", "ls"]).output().unwrap());
+    let (_, known) = refusal.split_once("begins with one of ").unwrap();
+    let is_scheme = |c: char| c.is_ascii_lowercase() || c == '+';
+    let schemes: Vec<&str> = known
+        .split_whitespace()
+        .filter_map(|word| word.split_once(':').map(|(scheme, _)| scheme))
+        .filter(|scheme| scheme.chars().all(is_scheme))
+        .collect();
+    assert!(schemes.len() > 8, "{known}");
+    for verb in [&["--help"][..], &["run", "--help"], &["renew", "--help"]] {
+        let help = stdout(&home.lockset(verb).output().unwrap());
+        for scheme in &schemes {
+            assert!(help.contains(&format!("{scheme}:")), "{scheme}: {help}");
+        }
+    }
+}
+
+#[test]
 fn completions_and_manual_pages_are_there() {
     let home = Home::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {

@@ -15,6 +15,7 @@ mod exit_codes;
 mod input;
 mod lease;
 mod looking;
+mod outage;
 mod signals;
 mod terminal;
 mod tickets;

@@ -229,6 +229,29 @@ fn check_nodes(nodes: &[Arc<dyn Engine>]) -> Result<()> {
     Ok(())
 }
 
+/// The URL of a quorum whose nodes have these URLs, if there is one: they differ in nothing but
+/// their hosts.
+fn url_of(nodes: &[String], max_ttl: Duration) -> Option<String> {
+    let (scheme, first) = nodes.first()?.split_once("://")?;
+    let (_, tail) = first.split_at_checked(first.find('/')?)?;
+    let host = |node: &'_ String| {
+        let host = node.strip_prefix(scheme)?.strip_prefix("://")?.strip_suffix(tail)?;
+        Some(host.to_owned())
+    };
+    let hosts = nodes.iter().map(host).collect::<Option<Vec<String>>>()?.join(",");
+    let scheme = match scheme {
+        "redis" => "redlock",
+        "rediss" => "redlocks",
+        _ => return None,
+    };
+    // All clients of a quorum must agree on it.
+    let max_ttl = match max_ttl == RedlockOptions::default().max_ttl {
+        true => String::new(),
+        false => format!("&max_ttl={}ms", max_ttl.as_millis()),
+    };
+    Some(format!("{scheme}://{hosts}{tail}{max_ttl}"))
+}
+
 impl Core {
     fn check(&self, claim: &Claim) -> Result<()> {
         let unsupported = |what: &str| {
@@ -341,7 +364,8 @@ impl Engine for Redlock {
 
     fn identity(&self) -> String {
         let each: Vec<_> = self.core.nodes.all.iter().map(|node| node.engine.identity()).collect();
-        format!("redlock:{}", each.join(","))
+        let url = url_of(&each, self.core.options.max_ttl);
+        url.unwrap_or_else(|| format!("redlock:{}", each.join(",")))
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
@@ -416,5 +440,25 @@ impl Engine for Redlock {
         let _ = self.core.clock.before(limit, owing.wait_for(|owing| *owing == 0)).await;
         let each = self.core.nodes.all.iter().map(|node| node.engine.close());
         futures_util::future::join_all(each).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_url_of_a_quorum_is_made_of_those_of_its_nodes() {
+        let url = |nodes: &[&str], max_ttl| {
+            let nodes: Vec<String> = nodes.iter().map(|&node| node.to_owned()).collect();
+            url_of(&nodes, Duration::from_secs(max_ttl))
+        };
+        let nodes = ["redis://a:1/2?prefix=p:", "redis://[::1]:2/2?prefix=p:"];
+        let quorum = "redlock://a:1,[::1]:2/2?prefix=p:".to_owned();
+        assert_eq!(url(&nodes, 60), Some(quorum.clone()));
+        assert_eq!(url(&nodes, 5), Some(quorum + "&max_ttl=5000ms"));
+        assert_eq!(url(&["redis://a:1/2?prefix=p:", "redis://b:1/3?prefix=p:"], 60), None);
+        assert_eq!(url(&["redis://a:1/2?prefix=p:", "rediss://b:1/2?prefix=p:"], 60), None);
+        assert_eq!(url(&["memory:a", "memory:b"], 60), None);
     }
 }

@@ -291,7 +291,9 @@ impl Engine for ZooKeeper {
     }
 
     fn identity(&self) -> String {
-        self.core.servers.identity()
+        // Raw names are other nodes.
+        let names = if self.core.paths.raw { "?names=raw" } else { "" };
+        format!("{}{names}", self.core.servers.identity())
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {

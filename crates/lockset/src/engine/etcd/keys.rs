@@ -63,6 +63,10 @@ impl Layout {
         &self.prefix
     }
 
+    pub(super) fn has_raw_names(&self) -> bool {
+        self.raw
+    }
+
     /// The key of a claim.
     pub(super) fn claim(&self, name: &Name, lease: i64, id: ClaimId) -> Vec<u8> {
         format!("{}/{}/{lease:x}-{id}", self.prefix, self.written(name.as_str())).into_bytes()

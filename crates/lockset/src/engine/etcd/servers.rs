@@ -23,6 +23,7 @@ const ALIVE_WITHIN: Duration = Duration::from_secs(3);
 pub(super) struct Servers {
     endpoints: Vec<Endpoint>,
     hosts: Vec<String>,
+    is_tls: bool,
     pub(super) login: Option<Login>,
     pub(super) layout: Layout,
 }
@@ -61,15 +62,21 @@ impl Servers {
         let prefix = decoded(path).ok_or_else(|| bad("its prefix is not UTF-8"))?;
         let prefix = if prefix.is_empty() { USUAL_PREFIX } else { &prefix };
         check_prefix(prefix)?;
-        Ok(Self { endpoints, hosts, login, layout: Layout::new(prefix, options.raw_names) })
+        let layout = Layout::new(prefix, options.raw_names);
+        Ok(Self { endpoints, hosts, is_tls, login, layout })
     }
 
-    /// Which home this is, without secrets. The servers may be named in any order.
+    /// Which home this is: a URL without secrets. The servers may be named in any order; raw names
+    /// are other keys.
     pub(super) fn identity(&self) -> String {
+        let scheme = if self.is_tls { "etcds" } else { "etcd" };
         let mut hosts = self.hosts.clone();
         hosts.sort();
         hosts.dedup();
-        format!("etcd://{}/{}", hosts.join(","), self.layout.prefix())
+        let prefix = self.layout.prefix().replace('%', "%25");
+        let prefix = prefix.replace('?', "%3F").replace('@', "%40");
+        let names = if self.layout.has_raw_names() { "?names=raw" } else { "" };
+        format!("{scheme}://{}/{prefix}{names}", hosts.join(","))
     }
 
     /// One channel for each server, which connects when it is used. They live on this runtime.
@@ -211,6 +218,26 @@ mod tests {
         let login = parse("etcd://us%40er:p%3aw%25@h").unwrap().login.unwrap();
         assert_eq!((login.user.as_str(), login.password.as_str()), ("us@er", "p:w%"));
         assert!(parse("etcd://h").unwrap().login.is_none());
+    }
+
+    #[test]
+    fn an_identity_is_a_url_of_the_same_home() {
+        for (url, raw_names, identity) in [
+            ("etcd://user:pw@b:77,a", false, "etcd://a:2379,b:77/lockset"),
+            ("etcds://[::1]//locks", false, "etcds://[::1]:2379//locks"),
+            ("etcd://h/a%3Fb%2525%40", true, "etcd://h:2379/a%3Fb%2525%40?names=raw"),
+        ] {
+            let parse = |url: &str| {
+                let options =
+                    EtcdOptions { url: url.to_owned(), raw_names, ..EtcdOptions::default() };
+                Servers::parse(&options).unwrap()
+            };
+            assert_eq!(parse(url).identity(), identity);
+            let without_options = identity.trim_end_matches("?names=raw");
+            let again = parse(without_options);
+            assert_eq!(again.identity(), identity);
+            assert_eq!(again.layout.prefix(), parse(url).layout.prefix());
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 -- ttl, add (1: the ttl is added to what is left, for a fixed lease that began short, up to the
 -- whole). Answers per claim: renewed left | revoked | lost | failed why.
 
--- The note with the inbox of whoever renews, so that a break reaches it; nil if it is there already.
+-- The note with the inbox of whoever renews, so that a break reaches it; nil if it is there.
 local inbox = ARGV[1]
 local function readdressed(note)
   if inbox == '' or string.sub(note, 1, #inbox + 1) == inbox .. '|' then return nil end

@@ -13,6 +13,7 @@ use redis::{
 use super::link::{self, failed, judge};
 use super::{MARK_LIFE, Quorum, RedisOptions};
 use crate::engine::pem::read_pem;
+use crate::engine::url_host;
 use crate::error::{Error, Result};
 
 /// How long a sentinel may take to answer, connecting included.
@@ -100,18 +101,22 @@ impl Servers {
         })
     }
 
-    /// Which home this is, without secrets.
+    /// Which home this is, without secrets; a URL unless sentinels are asked where it is.
     pub(super) fn identity(&self) -> String {
         let db = self.like.redis_settings().db();
+        let scheme = match self.like.addr() {
+            ConnectionAddr::TcpTls { .. } => "rediss",
+            _ => "redis",
+        };
         let mut hosts: Vec<String> =
-            self.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+            self.hosts.iter().map(|(host, port)| url_host(host, *port)).collect();
         match &self.shape {
-            Shape::One => format!("redis://{}/{db}", hosts.join(",")),
+            Shape::One => format!("{scheme}://{}/{db}", hosts.join(",")),
             // The sentinels may be named in any order, and not all of them.
             Shape::Sentinel(service) => format!("redis+sentinel:{service}/{db}"),
             Shape::Cluster => {
                 hosts.sort();
-                format!("redis+cluster://{}", hosts.join(","))
+                format!("{scheme}+cluster://{}", hosts.join(","))
             }
         }
     }
@@ -290,6 +295,24 @@ mod tests {
         assert_eq!(sentinel.sentinel_like.unwrap().redis_settings().password(), None);
         let cluster = parse("redis+cluster://a:1,b:2").unwrap();
         assert_eq!((cluster.shape, cluster.hosts.len()), (Shape::Cluster, 2));
+    }
+
+    #[test]
+    fn an_identity_names_its_servers_as_a_url_does() {
+        for (url, identity) in [
+            ("redis://user:pw@h", "redis://h:6379/0"),
+            ("rediss://h:77/3", "rediss://h:77/3"),
+            ("redis://[::1]/1", "redis://[::1]:6379/1"),
+            ("rediss+cluster://b,a:1", "rediss+cluster://a:1,b:6379"),
+        ] {
+            let servers = parse(url).unwrap();
+            assert_eq!(servers.identity(), identity);
+            assert_eq!(parse(identity).unwrap().identity(), identity);
+        }
+        // Which sentinels are named does not matter, so they cannot be found by it.
+        let sentinel = parse("redis+sentinel://a,b/mine/2").unwrap().identity();
+        assert_eq!(sentinel, "redis+sentinel:mine/2");
+        assert!(parse(&sentinel).is_err());
     }
 
     /// Says after a while where the master is, and since which failover.

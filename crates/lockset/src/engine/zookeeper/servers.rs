@@ -13,6 +13,7 @@ use tokio_rustls::TlsConnector;
 
 use super::ZooKeeperOptions;
 use super::layout::unescaped;
+use crate::engine::url_host;
 use crate::error::{Error, Result};
 
 const USUAL_PORT: u16 = 2181;
@@ -59,12 +60,13 @@ impl Servers {
         Ok(Self { hosts, chroot, login, tls: tls(options, is_tls)? })
     }
 
-    /// Which home this is, without secrets.
+    /// Which home this is: a URL without secrets.
     pub(super) fn identity(&self) -> String {
+        let scheme = if self.tls.is_some() { "zks" } else { "zk" };
         let mut hosts: Vec<String> =
-            self.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+            self.hosts.iter().map(|(host, port)| url_host(host, *port)).collect();
         hosts.sort();
-        format!("zk://{}{}", hosts.join(","), self.chroot)
+        format!("{scheme}://{}{}", hosts.join(","), self.chroot)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -235,7 +237,9 @@ mod tests {
         let many = parse("zk://me:p%40ss@b:2,a:1,[::1]/apps/locks").unwrap();
         assert_eq!(many.login(), Some("me:p@ss"));
         assert_eq!(many.hosts[2], ("::1".to_owned(), 2181));
-        assert_eq!(many.identity(), "zk://::1:2181,a:1,b:2/apps/locks");
+        assert_eq!(many.identity(), "zk://[::1]:2181,a:1,b:2/apps/locks");
+        assert_eq!(parse(&many.identity()).unwrap().identity(), many.identity());
+        assert_eq!(parse("zks://h").unwrap().identity(), "zks://h:2181/lockset");
         // As the command writes it when the password comes from elsewhere.
         assert_eq!(parse("zk://me:pw@a,:pw@b").unwrap().login(), Some("me:pw"));
         assert!(parse("zks://h").unwrap().tls.is_some());
