@@ -195,8 +195,8 @@ impl Lockset {
         ticket.attach(&self.client).await
     }
 
-    /// Renews the lease of a lock that was let go of with [`Guard::detach`], without taking it over:
-    /// the ticket can still be attached.
+    /// Renews the lease of a lock that was let go of with [`Guard::detach`]. The lock is not taken
+    /// over: the ticket can still be attached.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -213,8 +213,8 @@ impl Lockset {
     ///
     /// # Errors
     /// As for [`attach`](Lockset::attach); [`Error::Lost`] with the reason
-    /// [`Revoked`](crate::LossReason::Revoked) if the lock was asked back, so that its running lease
-    /// is the last.
+    /// [`Revoked`](crate::LossReason::Revoked) if the lock was asked back: its running lease is the
+    /// last.
     ///
     /// # Cancel safety
     /// Cancel safe.
