@@ -10,7 +10,8 @@
 //!   `crowd` lets requests travel together; `link` keeps a connection, and says what is unknown
 //!   after it broke;
 //! * `redis/*.lua` decide, on the server and on its clock;
-//! * `sure` waits for replicas; `look` shows what is there, `vitals` how the server is.
+//! * `sure` waits for replicas; `look` shows what is there, `track` what changes, `vitals` how the
+//!   server is.
 //!
 //! # The hand-off
 //! A refused claim queues. The release script grants the lock to the first live waiter and writes
@@ -24,15 +25,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
 use self::claims::check_token;
 use self::keys::Keys;
-use self::look::Watch;
+use self::link::Pushed;
 use self::nodes::Nodes;
 use self::scripts::Scripts;
 use self::servers::Servers;
+use self::track::WatchList;
 pub use self::vitals::Quorum;
 use self::waiting::{Waiter, Waiters};
 use super::watch::told_once;
@@ -58,6 +59,7 @@ mod scripts;
 mod servers;
 mod slots;
 mod sure;
+mod track;
 mod vitals;
 mod waiting;
 
@@ -141,7 +143,8 @@ struct Core {
     replicas: Replicas,
     clock: Clock,
     waiters: Arc<Waiters>,
-    pulse: Pulse,
+    watches: Arc<WatchList>,
+    pulse: Arc<Pulse>,
     /// Claims of which a creating request was not answered: they end with a mark.
     dirty: Mutex<FastMap<ClaimId, ()>>,
     signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
@@ -151,7 +154,41 @@ struct Core {
 #[derive(Debug)]
 struct Pulse {
     next: Mutex<Moment>,
+    /// Waiters behind a foreign lock that is not tracked yet.
+    behind_foreign: Mutex<Vec<ClaimId>>,
     wake: tokio::sync::Notify,
+}
+
+impl Pulse {
+    fn new() -> Self {
+        let next = Mutex::new(Moment::NEVER);
+        Self { next, behind_foreign: Mutex::default(), wake: tokio::sync::Notify::new() }
+    }
+
+    /// Makes sure that the next sign of life of this waiter is not forgotten.
+    fn by(&self, waiter: &Waiter) {
+        let beat_at = waiter.beat_at().unwrap_or(Moment::NEVER);
+        let mut next = unpoisoned(&self.next);
+        if beat_at < *next {
+            *next = beat_at;
+            self.wake.notify_one();
+        }
+    }
+
+    /// Somebody is due.
+    fn now(&self) {
+        self.wake.notify_one();
+    }
+
+    /// The foreign lock before this waiter is to be tracked.
+    fn await_foreign(&self, id: ClaimId) {
+        unpoisoned(&self.behind_foreign).push(id);
+        self.wake.notify_one();
+    }
+
+    fn behind_foreign(&self) -> Vec<ClaimId> {
+        std::mem::take(&mut *unpoisoned(&self.behind_foreign))
+    }
 }
 
 impl Redis {
@@ -177,8 +214,14 @@ impl Redis {
         let identity = format!("{}?prefix={}", servers.identity(), options.prefix);
         let inbox = format!("{}inbox:{:016x}", options.prefix, rand::random::<u64>());
         let waiters = Arc::new(Waiters::new(options.first_lease));
+        let (watches, pulse) = (Arc::<WatchList>::default(), Arc::new(Pulse::new()));
         let (tell, signals) = mpsc::unbounded_channel();
-        let postman = postman(waiters.clone(), tell);
+        let targets = PushTargets {
+            waiters: waiters.clone(),
+            watches: watches.clone(),
+            pulse: pulse.clone(),
+        };
+        let postman = postman(targets, options.prefix.clone(), tell);
         let scripts = Arc::new(Scripts::new(options.fence_idle));
         let core = Arc::new(Core {
             nodes: Nodes::open(servers, inbox, postman, scripts.clone()).await?,
@@ -188,7 +231,8 @@ impl Redis {
             replicas: options.replicas,
             clock: Clock::boot(),
             waiters,
-            pulse: Pulse { next: Mutex::new(Moment::NEVER), wake: tokio::sync::Notify::new() },
+            watches,
+            pulse,
             dirty: Mutex::default(),
             signals: Mutex::new(Some(signals)),
         });
@@ -200,13 +244,51 @@ impl Redis {
 impl Drop for Redis {
     fn drop(&mut self) {
         self.pulse.abort();
+        self.core.watches.close();
         self.core.nodes.close();
     }
 }
 
-/// Hands what the server pushes to whom it concerns: `g` id token, `b` id, `r` id.
-fn postman(waiters: Arc<Waiters>, signals: mpsc::UnboundedSender<Signal>) -> link::Postman {
-    Arc::new(move |letter| {
+/// Whom a push may concern.
+struct PushTargets {
+    waiters: Arc<Waiters>,
+    watches: Arc<WatchList>,
+    pulse: Arc<Pulse>,
+}
+
+/// Hands what the server pushes to whom it concerns.
+fn postman(
+    targets: PushTargets,
+    prefix: String,
+    signals: mpsc::UnboundedSender<Signal>,
+) -> link::Postman {
+    let clock = Clock::boot();
+    let on_message = on_message(targets.waiters.clone(), signals);
+    Arc::new(move |pushed| match pushed {
+        Pushed::Message(letter) => on_message(letter),
+        Pushed::Changed(key) => {
+            let name = std::str::from_utf8(key).ok().and_then(|key| Keys::name_of(&prefix, key));
+            let Some(name) = name else { return };
+            targets.watches.changed(&name);
+            if targets.waiters.changed(&name, clock.now()) {
+                targets.pulse.now();
+            }
+        }
+        Pushed::Flushed => {
+            targets.watches.all_changed();
+            if targets.waiters.all_changed(clock.now()) {
+                targets.pulse.now();
+            }
+        }
+    })
+}
+
+/// Messages: `g` id token, `b` id, `r` id.
+fn on_message(
+    waiters: Arc<Waiters>,
+    signals: mpsc::UnboundedSender<Signal>,
+) -> impl Fn(&[u8]) + Send + Sync {
+    move |letter| {
         let Ok(letter) = std::str::from_utf8(letter) else { return };
         let (Some(kind), Some(id), Some(rest)) =
             (letter.get(..1), letter.get(1..33), letter.get(33..))
@@ -228,7 +310,7 @@ fn postman(waiters: Arc<Waiters>, signals: mpsc::UnboundedSender<Signal>) -> lin
             }
             _ => {}
         }
-    })
+    }
 }
 
 /// Shows the server that the waiters of this client live: all that are due, in as few requests as
@@ -238,6 +320,11 @@ async fn show_life(core: Arc<Core>) {
     let mut all = false;
     loop {
         let now = core.clock.now();
+        for id in core.pulse.behind_foreign() {
+            if let Some(waiter) = core.waiters.find(id) {
+                tokio::spawn(core.clone().await_foreign(waiter));
+            }
+        }
         let due = core.waiters.due(now, all);
         due.iter().for_each(|waiter| waiter.beating(now));
         for part in core.together(&due, BATCH, |waiter| &waiter.claim.name) {
@@ -259,6 +346,8 @@ async fn show_life(core: Arc<Core>) {
                 if changed.is_err() {
                     return;
                 }
+                core.waiters.forget_changes();
+                core.watches.all_changed();
                 true
             }
         };
@@ -281,16 +370,6 @@ impl Core {
         }
         let why = "with this prefix it would be taken for a key beside another lock";
         Err(Error::invalid("lock name", name.as_str(), why))
-    }
-
-    /// Makes sure that the next sign of life of this waiter is not forgotten.
-    fn pulse_by(&self, waiter: &Waiter) {
-        let beat_at = waiter.beat_at().unwrap_or(Moment::NEVER);
-        let mut next = unpoisoned(&self.pulse.next);
-        if beat_at < *next {
-            *next = beat_at;
-            self.pulse.wake.notify_one();
-        }
     }
 }
 
@@ -355,12 +434,7 @@ impl Engine for Redis {
     }
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let watch = Watch::new(self.core.clone(), scope.clone());
-        futures_util::stream::unfold(watch, |mut watch| async {
-            let state = watch.next().await;
-            Some((state, watch))
-        })
-        .boxed()
+        self.core.watch(scope)
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
@@ -389,6 +463,7 @@ impl Engine for Redis {
 
     async fn close(&self) {
         self.pulse.abort();
+        self.core.watches.close();
         self.core.nodes.close();
     }
 }

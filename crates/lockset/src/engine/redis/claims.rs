@@ -22,6 +22,10 @@ use crate::token::Token;
 /// The pause before a request is repeated that was not answered, or refused for the moment.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
+/// How many waiters, from the head of the queue, track a foreign lock. One would do if the first
+/// entry were never the `!` of the marks, or dead.
+const HEADS: u32 = 2;
+
 /// At most so many leases are renewed in one script: a command or two for each.
 const RENEWALS: usize = 200;
 
@@ -214,6 +218,24 @@ impl Core {
         self.run_as(PATIENCE, script, of, written).await
     }
 
+    /// Sends a command that reads these keys over the client's own connection. Returns also whether
+    /// the server will push their next change. `script` is what the command runs.
+    pub(super) async fn ask_tracked(
+        &self,
+        script: Option<&Script>,
+        of: &Keys,
+        command: &Cmd,
+    ) -> std::result::Result<(Value, bool), Unanswered> {
+        let mut way = self.way(of, PATIENCE)?;
+        loop {
+            let (node, left) = way.node().await?;
+            let answer = node.link.up(left).await?.ask_tracked(left, script, command).await;
+            if let Some(answer) = way.follow(answer).await {
+                return answer;
+            }
+        }
+    }
+
     /// Runs a script as it is written for the connection that it takes.
     async fn run_as(
         &self,
@@ -247,9 +269,12 @@ impl Core {
                 }));
             }
             Standing::Granted(token, left) => waiter.granted(sent, token, left),
-            Standing::Queued { stamp, place, left } => {
+            Standing::Queued { stamp, place, left, is_foreign } => {
                 waiter.queued(sent, self.clock.now(), stamp, place, left);
-                self.pulse_by(waiter);
+                self.pulse.by(waiter);
+                if is_foreign && place < HEADS {
+                    self.pulse.await_foreign(claim.id);
+                }
             }
             Standing::Gone => waiter.gone(),
             Standing::Busy => return Ok(Asked::Busy),

@@ -240,8 +240,14 @@ local function holding(k, value, id)
   return nil
 end
 
-local function queued(k, id, fence)
-  return { 'queued', fence, call('ZRANK', k.queue, id), call('PTTL', k.lock) }
+-- Whether this is somebody else's lock: its end is not told by a script.
+local function is_foreign(value)
+  return value and not is_shared(value) and not string.find(value, '^%x+:%d*:%d:%d+:')
+end
+
+local function queued(k, id, fence, value)
+  return { 'queued', fence, call('ZRANK', k.queue, id), call('PTTL', k.lock),
+           is_foreign(value) and 1 or 0 }
 end
 
 -- The place of `c` lives for another q. A queue of corpses vanishes by itself.
@@ -268,10 +274,11 @@ local function heartbeat(k, id, inbox)
   even_if_full(k)
   refresh(k, c)
   if not value or is_shared(value) then
-    local _, granted = hand_on(k, id)
+    local granted
+    value, granted = hand_on(k, id)
     if granted then return { 'granted', num(granted), c.f } end
   end
-  return queued(k, id, call('GET', k.fence) or '0')
+  return queued(k, id, call('GET', k.fence) or '0', value)
 end
 
 -- A claim's first request, or its repetition.
@@ -298,7 +305,7 @@ local function acquire(k, c, wait)
   local ticket = num(next_number(k, c))
   call('ZADD', k.queue, ticket, c.id)
   refresh(k, c)
-  return queued(k, c.id, ticket)
+  return queued(k, c.id, ticket, value)
 end
 
 -- Takes a holder out, whatever its token. Whether it was there, and by which token.

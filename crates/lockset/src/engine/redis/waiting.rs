@@ -5,6 +5,7 @@
 //! grant's token is above the fence that the answer told; so the lease runs at least `f` from when
 //! that request was *sent*. A grant whose token is not above that fence was over before: void.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::engine::{Claim, ClaimId, Grant, drift};
 use crate::error::Error;
 use crate::hash::FastMap;
 use crate::mutual::unpoisoned;
+use crate::name::Name;
 use crate::token::Token;
 
 /// Waiters further back look a little later when a lease ends: they must not all come at once.
@@ -28,11 +30,13 @@ const ROUNDED: Duration = Duration::from_millis(1);
 pub(super) struct Waiters {
     longest_first_lease: Duration,
     table: Mutex<FastMap<ClaimId, Arc<Waiter>>>,
+    /// Waiters whose lock is foreign and tracked: its next change makes their heartbeats due.
+    behind_foreign: Mutex<FastMap<Name, Vec<ClaimId>>>,
 }
 
 impl Waiters {
     pub(super) fn new(longest_first_lease: Duration) -> Self {
-        Self { longest_first_lease, table: Mutex::default() }
+        Self { longest_first_lease, table: Mutex::default(), behind_foreign: Mutex::default() }
     }
 
     /// The waiter of this claim, new or known from a release that took it along.
@@ -52,7 +56,62 @@ impl Waiters {
 
     /// This claim waits no more, and shows no more signs of life.
     pub(super) fn remove(&self, id: ClaimId) -> Option<Arc<Waiter>> {
-        self.table().remove(&id)
+        let waiter = self.table().remove(&id)?;
+        if waiter.awaits_change.load(Ordering::Acquire) {
+            self.forget_change(&waiter);
+        }
+        Some(waiter)
+    }
+
+    /// The next change of its lock makes this waiter's heartbeat due. False if that was said before,
+    /// or if it does not wait any more.
+    pub(super) fn await_change(&self, waiter: &Waiter) -> bool {
+        let Claim { id, name, .. } = &waiter.claim;
+        // Set before the lookup, so that a concurrent `remove` sees it.
+        waiter.awaits_change.store(true, Ordering::Release);
+        let mut behind = unpoisoned(&self.behind_foreign);
+        if self.find(*id).is_none() {
+            return false;
+        }
+        let ids = behind.entry(name.clone()).or_default();
+        let is_new = !ids.contains(id);
+        if is_new {
+            ids.push(*id);
+        }
+        is_new
+    }
+
+    pub(super) fn forget_change(&self, waiter: &Waiter) {
+        let Claim { id, name, .. } = &waiter.claim;
+        let mut behind = unpoisoned(&self.behind_foreign);
+        if let Some(ids) = behind.get_mut(name) {
+            ids.retain(|other| other != id);
+            if ids.is_empty() {
+                behind.remove(name);
+            }
+        }
+    }
+
+    /// A connection was lost, and with it what the server tracked for it.
+    pub(super) fn forget_changes(&self) {
+        unpoisoned(&self.behind_foreign).clear();
+    }
+
+    /// A tracked lock has changed. Returns whether a heartbeat became due.
+    pub(super) fn changed(&self, name: &Name, now: Moment) -> bool {
+        let ids = unpoisoned(&self.behind_foreign).remove(name).unwrap_or_default();
+        self.are_due(&ids, now)
+    }
+
+    /// The same for all tracked locks.
+    pub(super) fn all_changed(&self, now: Moment) -> bool {
+        let behind = std::mem::take(&mut *unpoisoned(&self.behind_foreign));
+        self.are_due(&behind.into_values().flatten().collect::<Vec<_>>(), now)
+    }
+
+    fn are_due(&self, ids: &[ClaimId], now: Moment) -> bool {
+        let waiters = ids.iter().filter_map(|id| self.find(*id));
+        waiters.inspect(|waiter| waiter.is_due(now)).count() > 0
     }
 
     /// Those whose next sign of life is due at `now`; or all.
@@ -79,6 +138,8 @@ pub(super) struct Waiter {
     pub(super) leases: Leases,
     /// Rings when there is news.
     pub(super) news: Notify,
+    /// It may be in `behind_foreign`.
+    awaits_change: AtomicBool,
     facts: Mutex<Facts>,
 }
 
@@ -110,7 +171,8 @@ pub(super) enum News {
 
 impl Waiter {
     fn new(claim: Claim, leases: Leases) -> Self {
-        Self { claim, leases, news: Notify::new(), facts: Mutex::default() }
+        let (news, awaits_change) = (Notify::new(), AtomicBool::new(false));
+        Self { claim, leases, news, awaits_change, facts: Mutex::default() }
     }
 
     /// Nothing was asked for it yet.
@@ -208,6 +270,11 @@ impl Waiter {
     pub(super) fn beat_at(&self) -> Option<Moment> {
         let facts = self.facts();
         facts.beat_at.filter(|_| facts.queued && !facts.gone && facts.offer.is_none())
+    }
+
+    /// Its next heartbeat is due now.
+    fn is_due(&self, now: Moment) {
+        self.facts().beat_at = Some(now);
     }
 
     /// The next sign of life is under way.
