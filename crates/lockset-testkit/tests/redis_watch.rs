@@ -1,6 +1,6 @@
 //! How a watch on Redis learns of changes: the server tells, whatever the name, and is not asked
 //! while nothing changes.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -71,6 +71,8 @@ const LEAST_PATIENCE: Duration = Duration::from_millis(50);
 const MARK_LIFE: Duration = Duration::from_secs(60);
 /// What the first lease may be bounded by.
 const FIRST_LEASES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+/// After which time of hand-offs a lock may be left free for others.
+const COURTESIES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 /// At most this many claims travel in one script.
 const BATCH: usize = 100;
 
@@ -90,6 +92,9 @@ pub struct RedisOptions {
     /// a waiter who died unseen can cost the others: 10 s unless told, from 0.5 s to 60 s. Half of
     /// it is how long a waiter's place lives without a sign of life; one comes after each sixth.
     pub first_lease: Duration,
+    /// For locks that are shared with other libraries, which poll: after this time of hand-offs
+    /// without a gap one release leaves the lock free for 150 ms. From 0.2 s to 60 s; `None`: never.
+    pub courtesy: Option<Duration>,
     /// How many replicas must have a grant before it is believed, for locks whose terms do not
     /// say.
     pub replicas: Replicas,
@@ -118,6 +123,7 @@ impl Default for RedisOptions {
             prefix: "lockset:".to_owned(),
             fence_idle: Duration::from_secs(7 * 86_400),
             first_lease: Duration::from_secs(10),
+            courtesy: None,
             replicas: Replicas::None,
             ca: None,
             client_certificate: None,
@@ -144,7 +150,7 @@ struct Core {
     clock: Clock,
     waiters: Arc<Waiters>,
     watches: Arc<WatchList>,
-    pulse: Arc<Pulse>,
+    pulse: Pulse,
     /// Claims of which a creating request was not answered: they end with a mark.
     dirty: Mutex<FastMap<ClaimId, ()>>,
     signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
@@ -173,11 +179,6 @@ impl Pulse {
             *next = beat_at;
             self.wake.notify_one();
         }
-    }
-
-    /// Somebody is due.
-    fn now(&self) {
-        self.wake.notify_one();
     }
 
     /// The foreign lock before this waiter is to be tracked.
@@ -211,18 +212,18 @@ impl Redis {
             let given = format!("{:?}", options.first_lease);
             return Err(Error::invalid("first_lease", &given, "it is from 500ms to 60s"));
         }
+        if options.courtesy.is_some_and(|after| !(COURTESIES.0..=COURTESIES.1).contains(&after)) {
+            let given = format!("{:?}", options.courtesy.unwrap_or_default());
+            return Err(Error::invalid("courtesy", &given, "it is from 200ms to 60s"));
+        }
         let identity = format!("{}?prefix={}", servers.identity(), options.prefix);
         let inbox = format!("{}inbox:{:016x}", options.prefix, rand::random::<u64>());
         let waiters = Arc::new(Waiters::new(options.first_lease));
-        let (watches, pulse) = (Arc::<WatchList>::default(), Arc::new(Pulse::new()));
+        let watches = Arc::<WatchList>::default();
         let (tell, signals) = mpsc::unbounded_channel();
-        let targets = PushTargets {
-            waiters: waiters.clone(),
-            watches: watches.clone(),
-            pulse: pulse.clone(),
-        };
-        let postman = postman(targets, options.prefix.clone(), tell);
-        let scripts = Arc::new(Scripts::new(options.fence_idle));
+        let prefix = options.prefix.clone();
+        let postman = postman(waiters.clone(), watches.clone(), prefix, tell);
+        let scripts = Arc::new(Scripts::new(options.fence_idle, options.courtesy));
         let core = Arc::new(Core {
             nodes: Nodes::open(servers, inbox, postman, scripts.clone()).await?,
             scripts,
@@ -232,7 +233,7 @@ impl Redis {
             clock: Clock::boot(),
             waiters,
             watches,
-            pulse,
+            pulse: Pulse::new(),
             dirty: Mutex::default(),
             signals: Mutex::new(Some(signals)),
         });
@@ -249,45 +250,36 @@ impl Drop for Redis {
     }
 }
 
-/// Whom a push may concern.
-struct PushTargets {
-    waiters: Arc<Waiters>,
-    watches: Arc<WatchList>,
-    pulse: Arc<Pulse>,
-}
-
 /// Hands what the server pushes to whom it concerns.
 fn postman(
-    targets: PushTargets,
+    waiters: Arc<Waiters>,
+    watches: Arc<WatchList>,
     prefix: String,
     signals: mpsc::UnboundedSender<Signal>,
 ) -> link::Postman {
-    let clock = Clock::boot();
-    let on_message = on_message(targets.waiters.clone(), signals);
+    let on_message = on_message(waiters.clone(), signals);
     Arc::new(move |pushed| match pushed {
         Pushed::Message(letter) => on_message(letter),
         Pushed::Changed(key) => {
-            let name = std::str::from_utf8(key).ok().and_then(|key| Keys::name_of(&prefix, key));
-            let Some(name) = name else { return };
-            targets.watches.changed(&name);
-            if targets.waiters.changed(&name, clock.now()) {
-                targets.pulse.now();
+            let Ok(key) = str::from_utf8(key) else { return };
+            waiters.changed(key);
+            if let Some(name) = Keys::name_of(&prefix, key) {
+                watches.changed(&name);
             }
         }
         Pushed::Flushed => {
-            targets.watches.all_changed();
-            if targets.waiters.all_changed(clock.now()) {
-                targets.pulse.now();
-            }
+            waiters.all_changed();
+            watches.all_changed();
         }
     })
 }
 
-/// Messages: `g` id token, `b` id, `r` id.
+/// Messages: `g` id token, `b` id, `r` id, `f` id ms.
 fn on_message(
     waiters: Arc<Waiters>,
     signals: mpsc::UnboundedSender<Signal>,
 ) -> impl Fn(&[u8]) + Send + Sync {
+    let clock = Clock::boot();
     move |letter| {
         let Ok(letter) = std::str::from_utf8(letter) else { return };
         let (Some(kind), Some(id), Some(rest)) =
@@ -300,6 +292,11 @@ fn on_message(
             ("g", Ok(token)) => {
                 if let Some(waiter) = waiters.find(id) {
                     waiter.offered(token);
+                }
+            }
+            ("f", Ok(left)) => {
+                if let Some(waiter) = waiters.find(id) {
+                    waiter.look_in(clock.now(), Duration::from_millis(left));
                 }
             }
             ("b", _) => {

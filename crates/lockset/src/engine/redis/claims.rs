@@ -185,7 +185,11 @@ impl Core {
         let mut names: Vec<String> =
             keys.flat_map(|keys| [keys.lock().to_owned(), keys.queue()]).collect();
         if self.nodes.by_slot() {
-            names.extend(claims.flat_map(|claim| self.keys(&claim.name).others(claim.id)));
+            for claim in claims {
+                let keys = self.keys(&claim.name);
+                names.extend(keys.others(claim.id));
+                names.extend(self.scripts.has_courtesy.then(|| keys.handoffs()));
+            }
         }
         names
     }
@@ -292,12 +296,43 @@ impl Core {
         }
     }
 
+    /// Tracks the lock of a waiter behind a foreign holder, and sends a heartbeat as soon as that
+    /// changes: it competes with those who poll, so everything is prepared before.
+    pub(super) async fn await_foreign(self: Arc<Self>, waiter: Arc<Waiter>) {
+        let keys = self.keys(&waiter.claim.name);
+        let Some(changed) = self.waiters.await_change(keys.lock(), &waiter) else { return };
+        let names = self.declared([&waiter.claim].into_iter());
+        let mut get = redis::cmd("GET");
+        get.arg(keys.lock());
+        let is_free = match self.ask_tracked(None, &keys, &get).await {
+            Ok((value, _)) => value == Value::Nil,
+            Err(_) => return self.waiters.forget_change(&waiter),
+        };
+        if is_free {
+            self.waiters.forget_change(&waiter);
+        } else if changed.await.is_err() {
+            // It does not wait any more, or the connection was lost and its next heartbeat tells.
+            return;
+        }
+        let sent = self.clock.now();
+        waiter.beating(sent);
+        let waiters = std::slice::from_ref(&waiter);
+        let answer = self.send_beat(&keys, &names, waiters).await;
+        self.take_beats(waiters, sent, answer).await;
+    }
+
     /// One sign of life for each of these waiters, who must be of one slot in a cluster.
     pub(super) async fn beat(&self, waiters: &[Arc<Waiter>]) {
         let Some(first) = waiters.first() else { return };
         let sent = self.clock.now();
         let names = self.declared(waiters.iter().map(|waiter| &waiter.claim));
-        match self.send_beat(&self.keys(&first.claim.name), &names, waiters).await {
+        let answer = self.send_beat(&self.keys(&first.claim.name), &names, waiters).await;
+        self.take_beats(waiters, sent, answer).await;
+    }
+
+    /// Notes what heartbeats sent at `sent` were answered.
+    async fn take_beats(&self, waiters: &[Arc<Waiter>], sent: Moment, answer: Answer) {
+        match answer {
             Ok(Value::Array(answers)) => {
                 for (waiter, answer) in waiters.iter().zip(&answers) {
                     if let Err(error) = self.take_answer(waiter, sent, answer) {

@@ -10,7 +10,8 @@ use crate::name::{Name, Note};
 use crate::token::Token;
 
 /// How the keys beside a lock end; that of a withdrawn claim ends with its id.
-const ENDS: [&str; 6] = [":fence", ":queue", ":waiters", ":holders", ":held", ":cell"];
+const ENDS: [&str; 7] = [":fence", ":queue", ":waiters", ":holders", ":held", ":cell", HANDOFFS];
+const HANDOFFS: &str = ":handoffs";
 const MARK: &str = ":mark:";
 
 /// The keys of one name, all in one hash slot.
@@ -90,6 +91,11 @@ impl Keys {
         [fence, waiters, holders, held, self.beside(&format!("mark:{id}"))]
     }
 
+    /// What scripts with courtesy touch besides.
+    pub(super) fn handoffs(&self) -> String {
+        format!("{}{HANDOFFS}", self.beside)
+    }
+
     /// Where all of them are in a cluster; `None` if the name has braces that tear them apart.
     pub(super) fn slot(&self) -> Option<u16> {
         let slot_of_all = slot(self.lock());
@@ -100,7 +106,8 @@ impl Keys {
     pub(super) fn name_of_lock(prefix: &str, key: &str) -> Option<Name> {
         let name = key.strip_prefix(prefix)?;
         let beside = |what: &str| key.starts_with('{') && key.contains(what);
-        if beside(":fence") || beside(MARK) { None } else { name.parse().ok() }
+        let is_beside = beside(":fence") || beside(MARK) || beside(HANDOFFS);
+        if is_beside { None } else { name.parse().ok() }
     }
 
     /// The name whose cell is this key.
@@ -248,6 +255,7 @@ mod tests {
                 assert_eq!(Keys::name_of_lock(prefix, keys.lock()), Some(name.clone()));
                 assert_eq!(Keys::name_of_lock(prefix, &fence), None, "{fence}");
                 assert_eq!(Keys::name_of_lock(prefix, &mark), None, "{mark}");
+                assert_eq!(Keys::name_of_lock(prefix, &keys.handoffs()), None);
                 assert_eq!(Keys::name_of_cell(prefix, &keys.cell()), Some(name));
             }
         }
@@ -263,7 +271,8 @@ mod tests {
                 let name: Name = name.parse().unwrap();
                 let keys = Keys::new(prefix, &name);
                 let others = keys.others(ClaimId::from_bits(7));
-                let all = [&[keys.lock().to_owned(), keys.queue(), keys.cell()], &others[..]];
+                let lock = keys.lock().to_owned();
+                let all = [&[lock, keys.queue(), keys.cell(), keys.handoffs()], &others[..]];
                 for key in all.concat() {
                     assert_eq!(Keys::name_of(prefix, &key), Some(name.clone()), "{prefix} {key}");
                     let begins = name.as_str().char_indices().map(|(at, _)| &name.as_str()[..at]);

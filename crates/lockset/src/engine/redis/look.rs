@@ -104,6 +104,7 @@ impl Core {
         let keys = self.keys(name);
         let mut names = vec![keys.lock().to_owned(), keys.queue()];
         names.extend(keys.others(ClaimId::from_bits(0)));
+        names.extend(self.scripts.has_courtesy.then(|| keys.handoffs()));
         let args = [u8::from(how == Break::Now).to_string()];
         let answer = self.run_handing_on(&self.scripts.force, &keys, &names, &args).await;
         answers::broken(&answer.map_err(Unanswered::into_error)?)

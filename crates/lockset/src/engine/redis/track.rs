@@ -15,7 +15,6 @@ use std::time::Duration;
 use futures_core::Stream;
 use futures_core::stream::BoxStream;
 use futures_util::FutureExt;
-use redis::Value;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -23,7 +22,6 @@ use super::keys::Keys;
 use super::link::{Postman, Pushed, Unanswered};
 use super::nodes::Node;
 use super::servers::Address;
-use super::waiting::Waiter;
 use super::{Core, PATIENCE};
 use crate::engine::watch::{Hint, RECHECK, Recheck, watch_states_with};
 use crate::engine::{LockState, Scope};
@@ -273,31 +271,6 @@ impl Core {
             async move { handle.look(&name).await }
         };
         watch_states_with(self.clock.clone(), first, hints.stream(), read, Some(recheck))
-    }
-
-    /// Tracks the lock for a waiter behind a foreign holder: the next change makes its heartbeat
-    /// due. A lock that is free by now is a change, too.
-    pub(super) async fn await_foreign(self: Arc<Self>, waiter: Arc<Waiter>) {
-        if !self.waiters.await_change(&waiter) {
-            return;
-        }
-        let name = &waiter.claim.name;
-        let keys = self.keys(name);
-        let mut get = redis::cmd("GET");
-        get.arg(keys.lock());
-        match self.ask_tracked(None, &keys, &get).await {
-            Ok((Value::Nil, _)) => self.on_change(name),
-            // Tracked; or refused, and then heartbeats have to do until the next connection.
-            Ok(_) => {}
-            Err(_) => self.waiters.forget_change(&waiter),
-        }
-    }
-
-    /// Makes the heartbeats due of those who track this name.
-    fn on_change(&self, name: &Name) {
-        if self.waiters.changed(name, self.clock.now()) {
-            self.pulse.now();
-        }
     }
 }
 

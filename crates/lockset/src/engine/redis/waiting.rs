@@ -5,11 +5,11 @@
 //! grant's token is above the fence that the answer told; so the lease runs at least `f` from when
 //! that request was *sent*. A grant whose token is not above that fence was over before: void.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::keys::{Leases, grant};
 use crate::clock::Moment;
@@ -17,7 +17,6 @@ use crate::engine::{Claim, ClaimId, Grant, drift};
 use crate::error::Error;
 use crate::hash::FastMap;
 use crate::mutual::unpoisoned;
-use crate::name::Name;
 use crate::token::Token;
 
 /// Waiters further back look a little later when a lease ends: they must not all come at once.
@@ -30,9 +29,12 @@ const ROUNDED: Duration = Duration::from_millis(1);
 pub(super) struct Waiters {
     longest_first_lease: Duration,
     table: Mutex<FastMap<ClaimId, Arc<Waiter>>>,
-    /// Waiters whose lock is foreign and tracked: its next change makes their heartbeats due.
-    behind_foreign: Mutex<FastMap<Name, Vec<ClaimId>>>,
+    /// Waiters whose lock is foreign and tracked, by its key.
+    behind_foreign: Mutex<HashMap<String, Vec<AwaitsChange>>>,
 }
+
+/// Who is told of a change, and how.
+type AwaitsChange = (ClaimId, oneshot::Sender<()>);
 
 impl Waiters {
     pub(super) fn new(longest_first_lease: Duration) -> Self {
@@ -57,37 +59,38 @@ impl Waiters {
     /// This claim waits no more, and shows no more signs of life.
     pub(super) fn remove(&self, id: ClaimId) -> Option<Arc<Waiter>> {
         let waiter = self.table().remove(&id)?;
-        if waiter.awaits_change.load(Ordering::Acquire) {
-            self.forget_change(&waiter);
-        }
+        self.forget_change(&waiter);
         Some(waiter)
     }
 
-    /// The next change of its lock makes this waiter's heartbeat due. False if that was said before,
-    /// or if it does not wait any more.
-    pub(super) fn await_change(&self, waiter: &Waiter) -> bool {
-        let Claim { id, name, .. } = &waiter.claim;
+    /// Resolves when the lock of this waiter, which has this key and is tracked, changes. `None` if
+    /// that is awaited already, or if it does not wait any more.
+    pub(super) fn await_change(
+        &self,
+        lock: &str,
+        waiter: &Waiter,
+    ) -> Option<oneshot::Receiver<()>> {
+        let id = waiter.claim.id;
         // Set before the lookup, so that a concurrent `remove` sees it.
-        waiter.awaits_change.store(true, Ordering::Release);
+        let _ = waiter.tracked.set(lock.to_owned());
         let mut behind = unpoisoned(&self.behind_foreign);
-        if self.find(*id).is_none() {
-            return false;
+        self.find(id)?;
+        let awaiting = behind.entry(lock.to_owned()).or_default();
+        if awaiting.iter().any(|(other, _)| *other == id) {
+            return None;
         }
-        let ids = behind.entry(name.clone()).or_default();
-        let is_new = !ids.contains(id);
-        if is_new {
-            ids.push(*id);
-        }
-        is_new
+        let (tell, changed) = oneshot::channel();
+        awaiting.push((id, tell));
+        Some(changed)
     }
 
     pub(super) fn forget_change(&self, waiter: &Waiter) {
-        let Claim { id, name, .. } = &waiter.claim;
+        let Some(lock) = waiter.tracked.get() else { return };
         let mut behind = unpoisoned(&self.behind_foreign);
-        if let Some(ids) = behind.get_mut(name) {
-            ids.retain(|other| other != id);
-            if ids.is_empty() {
-                behind.remove(name);
+        if let Some(awaiting) = behind.get_mut(lock) {
+            awaiting.retain(|(id, _)| *id != waiter.claim.id);
+            if awaiting.is_empty() {
+                behind.remove(lock);
             }
         }
     }
@@ -97,21 +100,20 @@ impl Waiters {
         unpoisoned(&self.behind_foreign).clear();
     }
 
-    /// A tracked lock has changed. Returns whether a heartbeat became due.
-    pub(super) fn changed(&self, name: &Name, now: Moment) -> bool {
-        let ids = unpoisoned(&self.behind_foreign).remove(name).unwrap_or_default();
-        self.are_due(&ids, now)
+    /// The lock with this key has changed, if it is tracked.
+    pub(super) fn changed(&self, lock: &str) {
+        let awaiting = unpoisoned(&self.behind_foreign).remove(lock).unwrap_or_default();
+        for (_, tell) in awaiting {
+            let _ = tell.send(());
+        }
     }
 
-    /// The same for all tracked locks.
-    pub(super) fn all_changed(&self, now: Moment) -> bool {
+    /// All locks have changed.
+    pub(super) fn all_changed(&self) {
         let behind = std::mem::take(&mut *unpoisoned(&self.behind_foreign));
-        self.are_due(&behind.into_values().flatten().collect::<Vec<_>>(), now)
-    }
-
-    fn are_due(&self, ids: &[ClaimId], now: Moment) -> bool {
-        let waiters = ids.iter().filter_map(|id| self.find(*id));
-        waiters.inspect(|waiter| waiter.is_due(now)).count() > 0
+        for (_, tell) in behind.into_values().flatten() {
+            let _ = tell.send(());
+        }
     }
 
     /// Those whose next sign of life is due at `now`; or all.
@@ -138,8 +140,8 @@ pub(super) struct Waiter {
     pub(super) leases: Leases,
     /// Rings when there is news.
     pub(super) news: Notify,
-    /// It may be in `behind_foreign`.
-    awaits_change: AtomicBool,
+    /// The key of its lock, if it may be in `behind_foreign`.
+    tracked: OnceLock<String>,
     facts: Mutex<Facts>,
 }
 
@@ -153,6 +155,9 @@ struct Facts {
     /// When the next sign of life is due, and when the lease before us may end.
     beat_at: Option<Moment>,
     look_at: Option<Moment>,
+    /// When the lock is left free no more, as a push told. No answer takes it back: answers and
+    /// pushes overtake each other.
+    free_until: Option<Moment>,
     offer: Option<(u64, Moment)>,
     gone: bool,
     refused: Option<Error>,
@@ -171,8 +176,8 @@ pub(super) enum News {
 
 impl Waiter {
     fn new(claim: Claim, leases: Leases) -> Self {
-        let (news, awaits_change) = (Notify::new(), AtomicBool::new(false));
-        Self { claim, leases, news, awaits_change, facts: Mutex::default() }
+        let (news, tracked) = (Notify::new(), OnceLock::new());
+        Self { claim, leases, news, tracked, facts: Mutex::default() }
     }
 
     /// Nothing was asked for it yet.
@@ -236,6 +241,12 @@ impl Waiter {
         }
     }
 
+    /// The lock is left free for others for so long, and this one is the first to be granted then.
+    pub(super) fn look_in(&self, now: Moment, left: Duration) {
+        self.facts().free_until = Some(now + left + ROUNDED);
+        self.news.notify_one();
+    }
+
     pub(super) fn gone(&self) {
         self.facts().gone = true;
         self.news.notify_one();
@@ -262,19 +273,15 @@ impl Waiter {
             return News::Ask;
         }
         // Once looked, the next signs of life tell how long to wait.
-        let look_at = facts.look_at.filter(|at| *at > now);
-        facts.look_at = look_at;
+        facts.look_at = facts.look_at.filter(|at| *at > now);
+        facts.free_until = facts.free_until.filter(|at| *at > now);
+        let look_at = [facts.look_at, facts.free_until].into_iter().flatten().min();
         News::Waits(look_at.unwrap_or(Moment::NEVER))
     }
 
     pub(super) fn beat_at(&self) -> Option<Moment> {
         let facts = self.facts();
         facts.beat_at.filter(|_| facts.queued && !facts.gone && facts.offer.is_none())
-    }
-
-    /// Its next heartbeat is due now.
-    fn is_due(&self, now: Moment) {
-        self.facts().beat_at = Some(now);
     }
 
     /// The next sign of life is under way.
@@ -465,6 +472,12 @@ mod tests {
                 _ => panic!("it does not wait"),
             }
         };
+        let (waiter, moment) = (queued(2), Duration::from_millis(150));
+        waiter.look_in(at(1_200), moment);
+        // An answer from before the release comes late.
+        waiter.queued(at(1_000), at(1_210), 2, 0, Some(TTL));
+        let until = at(1_200) + moment + ROUNDED;
+        assert!(matches!(waiter.news(at(1_220)), News::Waits(at) if at == until));
         assert_eq!(look_at(0), at(6_100) + ROUNDED);
         assert_eq!(look_at(2), look_at(0) + STEP_BACK * 2);
     }
