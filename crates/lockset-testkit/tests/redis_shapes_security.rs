@@ -271,8 +271,8 @@ async fn the_nodes_of_a_sealed_cluster_are_verified() {
     assert_told(&error, &["NotValidForName", "not valid for name"], false);
 }
 
-/// Certificates that are for names, not for addresses, as most are. Nodes name themselves by address
-/// unless they are told otherwise, and those of Redis 6 cannot be told.
+/// Certificates that are for names, not for addresses, as most are. Nodes name themselves by
+/// address unless they are told otherwise, and those of Redis 6 cannot be told.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sealed_cluster_is_verified_by_what_its_nodes_call_themselves() {
     let authority = Authority::new();

@@ -93,7 +93,8 @@ pub struct RedisOptions {
     /// it is how long a waiter's place lives without a sign of life; one comes after each sixth.
     pub first_lease: Duration,
     /// For locks that are shared with other libraries, which poll: after this time of hand-offs
-    /// without a gap one release leaves the lock free for 150 ms. From 0.2 s to 60 s; `None`: never.
+    /// without a gap one release leaves the lock free for 150 ms. From 0.2 s to 60 s; `None`:
+    /// never.
     pub courtesy: Option<Duration>,
     /// How many replicas must have a grant before it is believed, for locks whose terms do not
     /// say.

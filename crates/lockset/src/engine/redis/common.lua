@@ -200,8 +200,8 @@ local function unqueue(k, id)
 end
 
 -- Courtesy. Clients that poll the key starve while the lock is handed from claim to claim. So after
--- COURTESY_MS of hand-offs (0: never) one release leaves the lock free for FREE_MS. Nobody who waits
--- is granted it meanwhile; the first is told to look when that is over.
+-- COURTESY_MS of hand-offs (0: never) one release leaves the lock free for FREE_MS. Nobody who
+-- waits is granted it meanwhile; the first is told to look when that is over.
 --
 -- Since when hand-offs run, if this script ends a hold.
 local run_since

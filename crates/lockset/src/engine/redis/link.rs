@@ -200,8 +200,8 @@ impl Up {
         Ok((answer, is_tracked))
     }
 
-    /// `CLIENT CACHING YES` applies to the next command of the connection. A pipeline is one message
-    /// to the connection's task, so no other request comes in between.
+    /// `CLIENT CACHING YES` applies to the next command of the connection. A pipeline is one
+    /// message to the connection's task, so no other request comes in between.
     async fn send_tracked(
         &self,
         command: &Cmd,
@@ -254,8 +254,8 @@ impl Up {
     }
 
     /// One that became a replica closes no connection, and may have lost grants when it is a master
-    /// again; then tokens must begin above the time of a new connection. One that was a replica only
-    /// between two looks is not noticed.
+    /// again; then tokens must begin above the time of a new connection. One that was a replica
+    /// only between two looks is not noticed.
     async fn answers_as_master(&self) -> bool {
         let mut connection = self.connection.clone();
         let role = redis::cmd("ROLE");

@@ -1,4 +1,4 @@
-//! Watches, and waiters behind foreign locks: both use the server's tracking for client-side caches.
+//! Watches. They use the server's tracking for client-side caches, in two ways:
 //!
 //! * `OPTIN`, on the client's own connection. After `CLIENT CACHING YES` the server remembers the
 //!   keys that the next command reads, and pushes once when one of them changes. It serves watches

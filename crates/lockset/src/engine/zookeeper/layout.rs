@@ -78,8 +78,8 @@ impl Layout {
         Some(Place { key: key.to_owned(), node: node.to_owned(), mode })
     }
 
-    /// What decides the order of a claim, and its mode. A node without a number that the server gave
-    /// is no claim, such as the children `locks` and `leases` of Curator's semaphores.
+    /// What decides the order of a claim, and its mode. A node without a number that the server
+    /// gave is no claim, such as the children `locks` and `leases` of Curator's semaphores.
     fn key(self, node: &str) -> Option<(&str, ModeByName)> {
         match self {
             Layout::Kazoo => kazoo_key(node),
