@@ -30,6 +30,7 @@ pub(crate) enum Hint {
     Changed(Name),
     /// Changes may have gone unreported: all names are to be looked at. Only for watches with a
     /// recheck.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only redis needs it"))]
     Missed,
 }
 
@@ -44,6 +45,7 @@ pub(crate) struct Recheck {
 
 type States = Box<dyn FnMut() -> BoxFuture<'static, Result<Option<Vec<LockState>>>> + Send>;
 
+#[cfg(any(feature = "local", feature = "zookeeper"))]
 impl Recheck {
     /// Looks every [`RECHECK`].
     pub(crate) fn often(states: States) -> Self {
