@@ -27,9 +27,12 @@ const SOON: Duration = Duration::from_secs(2);
 /// How long at most.
 const LONGEST: Duration = Duration::from_secs(3);
 
+/// A process with redis-py that has come so far that it answers.
 fn redis_py(server: &RedisServer) -> Python {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/peers.py");
-    Python::start(&program, &["redis-py", &server.port().to_string()])
+    let mut peer = Python::start(&program, &["redis-py", &server.port().to_string()]);
+    peer.ask("acquire awake 1");
+    peer
 }
 
 /// A client that leaves the lock free after so much time of hand-offs.
