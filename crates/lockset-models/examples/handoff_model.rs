@@ -25,6 +25,10 @@ fn searches() -> Vec<(&'static str, Scenario)> {
         ("two claims, q=2 f=4 ttl=5, 4 letters, 1 cut", two().leases(2, 4, 5).letters(4).cuts(1)),
         ("two claims, 2 cuts, 1 crash", two().cuts(2).crashes(1)),
         ("a lost push, three claims, way 1: 9 ticks", far(three().lost_pushes(1), 9)),
+        ("two claims, 2 courtesies, 1 cut, 1 crash", two().courtesies(2, 1).cuts(1).crashes(1)),
+        ("three claims, 2 letters, 1 courtesy, 1 crash", {
+            three().letters(2).courtesies(1, 1).crashes(1)
+        }),
         ("three claims, pauses", three().patient()),
         ("three claims, pauses and cancels", three()),
         ("three claims, 1 crash", three().crashes(1)),

@@ -10,8 +10,8 @@
 //!
 //! Time is relative to now, so runs are not bounded in time; a pause is a client that does nothing;
 //! tokens are compared by their order only. Not in the model: marks that expire, drift, different
-//! ttls in one queue, readers and permits, foreign locks, C7 (a push for a claim that is unknown),
-//! which is not needed for safety.
+//! ttls in one queue, readers and permits, foreign locks (courtesy comes with any release), C7 (a
+//! push for a claim that is unknown), which is not needed for safety.
 
 mod client;
 mod rules;

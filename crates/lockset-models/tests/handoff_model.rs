@@ -193,3 +193,28 @@ fn a_lost_connection_costs_the_ways_of_another_heartbeat() {
     waits_at_most("a cut", three().leases(3, 6, 8).cuts(1), 0, 1, 0);
     waits_at_most("a cut, way 1", two().leases(6, 12, 14).cuts(1), 1, 2, 4 + 2);
 }
+
+#[test]
+fn courtesy_is_sound() {
+    is_sound("two claims, 2 courtesies, 1 cut", &two().courtesies(2, 1).cuts(1));
+    is_sound("three claims, 2 letters, 1 courtesy", &three().letters(2).courtesies(1, 1));
+    let gate = Scenario::gate(3).letters(2).courtesies(1, 1);
+    is_sound("gate and another, 2 letters, 1 courtesy", &gate);
+    let scenario = two().courtesies(1, 1).without(&[Rule::LeftFreeStaysFree]);
+    is_broken(&scenario, Breach::NotLeftFree, 9);
+}
+
+/// The lock is free for as long as it was to be, and then the first waiter has it.
+#[test]
+fn courtesy_costs_its_own_time() {
+    let scenario = || two().leases(12, 24, 26).courtesies(1, 2);
+    waits_at_most("left free for 2", scenario(), 0, 4, 2);
+    waits_at_most("left free for 2 twice", three().leases(3, 6, 8).courtesies(2, 2), 0, 1, 2 + 2);
+    // If nobody is told, the next heartbeat finds out.
+    let untold = scenario().without(&[Rule::FirstIsTold]);
+    waits_at_most("left free for 2, nobody told", untold, 0, 4, 4);
+    waits_at_most("left free for 2, a lost push", scenario().lost_pushes(1), 0, 4, 4);
+    // Two ways of the first acquisition, and those of release, word, look and answer.
+    let far = two().leases(6, 12, 14).courtesies(1, 2);
+    waits_at_most("left free for 2, way 1", far, 1, 2, 2 + 2 + 4);
+}

@@ -44,6 +44,12 @@ struct Play {
     home: Arc<RedisServer>,
     /// Which the model keeps.
     rules: Rules,
+    /// Locks are left free now and then.
+    has_courtesy: bool,
+    /// The next release leaves the lock free.
+    leaves_free: bool,
+    /// Time passed that does not pass in the model.
+    is_late: bool,
     name: Name,
     /// Looks on.
     observer: Arc<Redis>,
@@ -57,12 +63,21 @@ struct Play {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_server_does_what_the_model_does() {
+    compare_all(SEEDS, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_does_what_the_model_does_with_courtesy() {
+    compare_all(SEEDS / 2, true).await;
+}
+
+async fn compare_all(seeds: u64, has_courtesy: bool) {
     let home = Arc::new(RedisServer::start());
     let chosen: Option<u64> = std::env::var("LOCKSET_SEED").ok().map(|seed| seed.parse().unwrap());
-    let seeds = chosen.map_or(0..SEEDS, |seed| seed..seed + 1);
+    let seeds = chosen.map_or(0..seeds, |seed| seed..seed + 1);
     let (mut steps, mut whole) = (0, 0);
     for seed in seeds.clone() {
-        let nth = play(home.clone(), seed, Rules::ALL).await;
+        let nth = play(home.clone(), seed, Rules::ALL, has_courtesy).await;
         (steps, whole) = (steps + nth, whole + u64::from(nth == STEPS));
     }
     println!("{steps} steps compared, {whole} plays to their end");
@@ -82,14 +97,16 @@ async fn the_server_keeps_the_rules_of_the_scripts() {
         Rule::NextLooksAtMark,
         Rule::NextKnowsItself,
         Rule::WithdrawalMarks,
+        Rule::LeftFreeStaysFree,
     ];
     for rule in rules {
+        let has_courtesy = rule == Rule::LeftFreeStaysFree;
         let home = Arc::new(RedisServer::start());
         let mut seeds = 0..SEEDS;
         let differs = loop {
             let Some(seed) = seeds.next() else { break None };
             let rules = Rules::without(&[rule]);
-            if tokio::spawn(play(home.clone(), seed, rules)).await.is_err() {
+            if tokio::spawn(play(home.clone(), seed, rules, has_courtesy)).await.is_err() {
                 break Some(seed);
             }
         };
@@ -99,13 +116,13 @@ async fn the_server_keeps_the_rules_of_the_scripts() {
 }
 
 /// Plays one seed; how many steps were compared.
-async fn play(home: Arc<RedisServer>, seed: u64, rules: Rules) -> usize {
+async fn play(home: Arc<RedisServer>, seed: u64, rules: Rules, has_courtesy: bool) -> usize {
     let mut random = SmallRng::seed_from_u64(seed);
-    let mut play = Play::new(home, format!("play/{seed}"), rules).await;
+    let mut play = Play::new(home, format!("play/{seed}"), rules, has_courtesy).await;
     let began = Instant::now();
     for nth in 0..STEPS {
         play.step(&mut random).await;
-        if began.elapsed() > LONGEST_PLAY {
+        if began.elapsed() > LONGEST_PLAY || play.is_late {
             return nth;
         }
         play.compare(seed).await;
@@ -113,8 +130,10 @@ async fn play(home: Arc<RedisServer>, seed: u64, rules: Rules) -> usize {
     STEPS
 }
 
-async fn connect(home: &RedisServer) -> Arc<Redis> {
-    let options = RedisOptions { url: home.url(), ..RedisOptions::default() };
+/// With courtesy no play is so long that it comes by itself.
+async fn connect(home: &RedisServer, has_courtesy: bool) -> Arc<Redis> {
+    let courtesy = has_courtesy.then_some(Duration::from_secs(60));
+    let options = RedisOptions { url: home.url(), courtesy, ..RedisOptions::default() };
     Arc::new(Redis::connect(options).await.unwrap())
 }
 
@@ -126,15 +145,18 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 impl Play {
-    async fn new(home: Arc<RedisServer>, name: String, rules: Rules) -> Self {
+    async fn new(home: Arc<RedisServer>, name: String, rules: Rules, has_courtesy: bool) -> Self {
         let mut engines = Vec::new();
         for _ in 0..3 {
-            engines.push(connect(&home).await);
+            engines.push(connect(&home, has_courtesy).await);
         }
         Self {
             rules,
+            has_courtesy,
+            leaves_free: false,
+            is_late: false,
             name: name.parse().unwrap(),
-            observer: connect(&home).await,
+            observer: connect(&home, has_courtesy).await,
             home,
             engines,
             model: Server::default(),
@@ -150,7 +172,7 @@ impl Play {
         let holder = self.model.lock.map(|lock| usize::from(lock.id));
         let holder = holder.filter(|id| !self.actors[*id].dead);
         let wrong = random.random_range(0..4) == 0;
-        match random.random_range(0..20) {
+        match random.random_range(0..if self.has_courtesy { 26 } else { 20 }) {
             0..6 => self.wait(engine).await,
             6..8 => self.try_once(engine).await,
             8..11 => self.release(holder.unwrap_or(one), wrong, None).await,
@@ -166,7 +188,16 @@ impl Play {
                 self.lease_ends();
                 self.try_once(engine).await;
             }
-            _ => self.die(engine).await,
+            19 => self.die(engine).await,
+            20..25 => {
+                let id = holder.unwrap_or(one);
+                let next = self.next_of(id, random).filter(|_| wrong);
+                self.leave_free(id, next).await;
+            }
+            _ => {
+                self.free_ends();
+                self.try_once(engine).await;
+            }
         }
     }
 
@@ -190,6 +221,9 @@ impl Play {
         let heard = living.fold(0, |heard, (id, _)| heard | 1 << id);
         let leases = Leases::new(1, 2, 3);
         let mut script = Script::new(&mut self.model, self.rules, leases, heard);
+        if std::mem::take(&mut self.leaves_free) {
+            script = script.with_courtesy(1);
+        }
         let answer = run(&mut script);
         (answer, script.pushed.map(|(id, _)| id))
     }
@@ -256,7 +290,8 @@ impl Play {
                 }
             }
         };
-        within("the waiter is seen", seen).await;
+        let what = format!("the waiter is seen: {:#?}", self.log);
+        within(&what, seen).await;
     }
 
     async fn try_once(&mut self, engine: usize) {
@@ -301,6 +336,36 @@ impl Play {
             (_, answer, real) => panic!("{answer:?}, but {real:?}: {:#?}", self.log),
         }
         self.served(pushed).await;
+    }
+
+    /// The next release is one that leaves the lock free, if there is somebody to leave it to.
+    async fn leave_free(&mut self, which: usize, next: Option<Id>) {
+        if self.granted(which).is_none() || self.model.free > 0 {
+            return;
+        }
+        self.log.push("hand-offs have run for long".to_owned());
+        let key = self.handoffs();
+        assert_eq!(self.home.ask(&["SET", &key, "0|9007199254740991"]), "OK");
+        self.leaves_free = true;
+        self.release(which, false, next).await;
+        self.leaves_free = false;
+        // No time passes in the model.
+        if self.model.free > 0 {
+            self.is_late = self.home.ask(&["PEXPIRE", &key, "60000"]) != "1";
+        } else {
+            self.home.ask(&["DEL", &key]);
+        }
+    }
+
+    /// The lock was free for long enough. Who comes next hands it on.
+    fn free_ends(&mut self) {
+        self.log.push("it was left free for long enough".to_owned());
+        self.model.free = 0;
+        self.home.ask(&["DEL", &self.handoffs()]);
+    }
+
+    fn handoffs(&self) -> String {
+        format!("{{lockset:{}}}:handoffs", self.name)
     }
 
     /// What a living claim was granted once.
@@ -375,7 +440,7 @@ impl Play {
     /// A process dies, and the server sees it: its waiters stay, and are passed over.
     async fn die(&mut self, engine: usize) {
         self.log.push(format!("process {engine} dies"));
-        let fresh = connect(&self.home).await;
+        let fresh = connect(&self.home, self.has_courtesy).await;
         let standing = self.connections();
         drop(std::mem::replace(&mut self.engines[engine], fresh));
         for actor in self.actors.iter_mut().filter(|actor| actor.engine == engine) {

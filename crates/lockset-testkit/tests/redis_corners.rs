@@ -131,6 +131,10 @@ async fn a_waiter_who_is_heard_but_dead_costs_the_first_lease_that_was_asked_for
         let refused = Redis::connect(RedisOptions { first_lease: wrong, ..options() }).await;
         assert!(refused.unwrap_err().to_string().contains("from 500ms to 60s"));
     }
+    for wrong in [Duration::from_millis(199), Duration::from_secs(61)] {
+        let refused = Redis::connect(RedisOptions { courtesy: Some(wrong), ..options() }).await;
+        assert!(refused.unwrap_err().to_string().contains("from 200ms to 60s"));
+    }
 }
 
 /// An attempt whose first request was lost, and that was told "busy".

@@ -2,14 +2,16 @@
 //!
 //! redis-py is the real library in a process of its own; the others are played by
 //! `peers/peers.py`, which puts on the wire what they do.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockset::{Guard, Lockset};
 use lockset_testkit::python::Python;
-use lockset_testkit::stage::RedisServer;
+use lockset_testkit::stage::{RedisCluster, RedisSentinel, RedisServer};
 use lockset_testkit::steps::{is_free, lock, served, waiter};
 
 /// Signs of life then come every 500 ms.
@@ -202,6 +204,100 @@ async fn whoever_looks_sees_that_a_peer_holds() {
         let names: Vec<_> = listed.iter().map(|state| state.name.as_str()).collect();
         assert_eq!(names, ["seen"], "{kind}");
     }
+}
+
+/// A lock without any library: `SET NX PX` and `DEL` over a connection of its own.
+struct Bare(TcpStream);
+
+impl Bare {
+    fn at(port: u16) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self(stream)
+    }
+
+    /// What the server answers to an inline command, which is short.
+    fn ask(&mut self, command: &str) -> String {
+        self.0.write_all(format!("{command}\r\n").as_bytes()).unwrap();
+        let mut answer = [0; 256];
+        let length = self.0.read(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer[..length]).trim_end().to_owned()
+    }
+
+    fn acquire(&mut self, key: &str) {
+        assert_eq!(self.ask(&format!("SET {key} somebody NX PX 60000")), "+OK");
+    }
+
+    fn release(&mut self, key: &str) {
+        assert_eq!(self.ask(&format!("DEL {key}")), ":1");
+    }
+}
+
+/// Foreign releases per measurement.
+const RELEASES: usize = 20;
+/// The median time until our waiter holds after a foreign release. It is a few milliseconds on an
+/// idle machine, and far more on a busy one; heartbeats alone would take a quarter of a second.
+const WOKEN: Duration = Duration::from_millis(50);
+
+/// Measures the time from each foreign release until our waiter holds.
+async fn woken(what: &str, ours: &Lockset, mut turn: impl FnMut(bool)) {
+    let mut times = Vec::new();
+    for _ in 0..RELEASES {
+        turn(true);
+        let waiting = waiter(ours, "woken").await;
+        // At another time between two heartbeats each.
+        tokio::time::sleep(Duration::from_millis(17 * times.len() as u64 % 300)).await;
+        let released = Instant::now();
+        turn(false);
+        let guard = served(BY_SIGN_OF_LIFE, waiting).await;
+        times.push(released.elapsed());
+        guard.release().await.unwrap();
+    }
+    times.sort();
+    let (p50, most) = (times[RELEASES / 2], times[RELEASES - 1]);
+    println!("{what}: woken after a foreign release: p50 {p50:?}, at most {most:?}");
+    assert!(p50 <= WOKEN, "{what}: {times:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_woken_by_the_release_of_a_peer() {
+    let Meeting { server, ours, mut peer, .. } = Meeting::with("redis-py").await;
+    woken("redis-py", &ours, |takes| {
+        let order = if takes { "acquire woken 60000" } else { "release woken" };
+        assert_eq!(peer.ask(order), "yes");
+    })
+    .await;
+    let mut bare = Bare::at(server.port());
+    woken("one server", &ours, |takes| match takes {
+        true => bare.acquire("woken"),
+        false => bare.release("woken"),
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_woken_by_a_foreign_release_at_the_master_that_sentinels_name() {
+    let servers = RedisSentinel::start();
+    let ours = Lockset::builder(&servers.url()).ttl(TTL).connect().await.unwrap();
+    let mut bare = Bare::at(servers.servers()[servers.master()].port());
+    woken("Sentinel", &ours, |takes| match takes {
+        true => bare.acquire("lockset:woken"),
+        false => bare.release("lockset:woken"),
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_woken_by_a_foreign_release_in_a_cluster() {
+    let cluster = RedisCluster::start();
+    let ours = Lockset::builder(&cluster.url()).ttl(TTL).connect().await.unwrap();
+    let owner = cluster.owner(cluster.slot_of("lockset:woken"));
+    let mut bare = Bare::at(cluster.nodes()[owner].port());
+    woken("Cluster", &ours, |takes| match takes {
+        true => bare.acquire("lockset:woken"),
+        false => bare.release("lockset:woken"),
+    })
+    .await;
 }
 
 /// Ours wait in line and theirs ask again and again, and some of ours do as they do.

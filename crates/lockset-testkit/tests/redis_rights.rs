@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use futures_util::future::join_all;
 use lockset::{Guard, Lockset, LossReason, State};
 use lockset_testkit::stage::RedisServer;
@@ -61,7 +62,7 @@ async fn the_documented_rules_are_enough_for_a_quorum() {
 /// The rules that `docs/redis.md` gives are enough for everything, and for nothing else.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_rules_are_enough() {
-    let (_server, url) = guarded();
+    let (server, url) = guarded();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
 
     let guard = used_and_broken(SOON, &ours, &theirs, "mutex").await;
@@ -77,6 +78,16 @@ async fn the_documented_rules_are_enough() {
     permit.release().await.unwrap();
     ours.latch("latch", 1).unwrap().count_down().await.unwrap();
     theirs.latch("latch", 1).unwrap().wait().await.unwrap();
+    let (mut all, kept) = (ours.watch("").unwrap(), lock(&theirs, "seen").await);
+    let seen = async { while all.next().await.unwrap().unwrap().name.as_str() != "seen" {} };
+    within(SOON, "the grant is seen", seen).await;
+    kept.release().await.unwrap();
+    // `t`: what is read is tracked; `B`: every change of some keys is pushed.
+    let clients = server.ask(&["CLIENT", "LIST"]);
+    let fields = || clients.split_whitespace().filter_map(|field| field.strip_prefix("flags="));
+    for flag in ['t', 'B'] {
+        assert!(fields().any(|flags| flags.contains(flag)), "nobody is told of changes: {clients}");
+    }
     ours.close().await.unwrap();
 
     let error = match Lockset::connect(&format!("{url}?prefix=other:")).await {
@@ -150,4 +161,29 @@ async fn a_waiter_whose_right_is_taken_away_is_told_and_the_others_wait_on() {
     served(SOON, waits).await.release().await.unwrap();
     other.release().await.unwrap();
     assert!(is_free(&holder, "theirs/x").await);
+}
+
+/// Changes are then seen by looking, and the end of somebody else's lock by the next heartbeat.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_right_to_be_told_of_changes_they_are_looked_for() {
+    let (server, url) = guarded();
+    change(&server, &["-client"]);
+    let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
+    let (mut one, mut all) = (theirs.watch_name("n").unwrap(), theirs.watch("").unwrap());
+    for round in 0..2 {
+        let guard = lock(&ours, "n").await;
+        for states in [&mut one, &mut all] {
+            let held = async { while states.next().await.unwrap().unwrap().holders.is_empty() {} };
+            within(SOON * 2, &format!("the grant, round {round}"), held).await;
+        }
+        guard.release().await.unwrap();
+        for states in [&mut one, &mut all] {
+            let free = async { while !states.next().await.unwrap().unwrap().holders.is_empty() {} };
+            within(SOON * 2, &format!("the release, round {round}"), free).await;
+        }
+    }
+    assert_eq!(server.ask(&["SET", "lockset:n", "foreign", "PX", "60000"]), "OK");
+    let waiting = waiter(&ours, "n").await;
+    server.ask(&["DEL", "lockset:n"]);
+    served(TTL / 6 + SOON, waiting).await.release().await.unwrap();
 }

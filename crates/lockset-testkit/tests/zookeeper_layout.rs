@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use lockset::Guard;
+use lockset::{Break, Guard, Lockset};
 use lockset_testkit::stage::{Chroot, Eyes};
 use lockset_testkit::steps::{client, is_free, lock, served, until, waiter, within};
 
@@ -170,20 +170,40 @@ async fn a_foreign_mutex_before_us_holds_and_one_after_us_waits() {
     }
 }
 
-/// Every child counts, whatever it is called: without a mark it is sorted by its whole name.
+/// A node without a number cannot be a claim: nobody waits for it, and nobody shows it.
 #[tokio::test(flavor = "multi_thread")]
-async fn children_that_are_no_locks_count_as_curator_counts_them() {
+async fn children_that_cannot_be_claims_do_not_count() {
     let (home, mut eyes) = home();
     let locks = client(&home.url(), TTL).await;
-    // Digits and letters stand behind our numbers, a dash before them.
-    for (child, holds) in [("readme", false), ("zzz", false), ("-first", true), ("!", true)] {
-        let path = home.path(&format!("{}/{child}", child.len()));
-        let name = child.len().to_string();
+    // Letters stand behind our numbers, a dash and an exclamation mark before them.
+    for child in ["readme", "zzz", "-first", "!", "lock-", "__WRIT__x"] {
+        let path = home.path(&format!("beside/{child}"));
         eyes.create(&path, "persistent");
-        assert_eq!(is_free(&locks, &name).await, !holds, "beside {child}");
+        is_unused(&locks, "beside", child).await;
         assert!(eyes.delete(&path));
-        assert!(is_free(&locks, &name).await);
     }
+}
+
+/// Curator's `InterProcessSemaphoreV2` keeps two children that stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_curator_semaphore_leaves_behind_is_nobodys_claim() {
+    let (home, mut eyes) = home();
+    for child in ["locks", "leases"] {
+        eyes.create(&home.path(&format!("app/permits/{child}")), "persistent");
+        eyes.create(&home.path(&format!("permits/{child}")), "persistent");
+    }
+    let (escaped, raw) = (home.url(), format!("{}?names=raw", home.url()));
+    is_unused(&client(&escaped, TTL).await, "permits", "escaped").await;
+    is_unused(&client(&raw, TTL).await, "app/permits", "raw").await;
+}
+
+/// Whoever looks, lists or asks for the lock finds that nobody has it.
+async fn is_unused(locks: &Lockset, name: &str, what: &str) {
+    let state = locks.inspect(name).await.unwrap();
+    assert!(state.holders.is_empty() && state.waiters.is_empty(), "{what}: {state:?}");
+    assert!(is_free(locks, name).await, "{what}");
+    assert!(locks.list("").await.unwrap().is_empty(), "{what}");
+    assert!(locks.force_release(name, Break::Now).await.unwrap().is_empty(), "{what}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

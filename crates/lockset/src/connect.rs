@@ -166,6 +166,7 @@ async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
         "replicas",
         "fence_idle",
         "first_lease",
+        "courtesy",
         "ca",
         "cert",
         "key",
@@ -186,6 +187,7 @@ async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
     if let Some(longest) = url.duration("first_lease")? {
         options.first_lease = longest;
     }
+    options.courtesy = url.duration("courtesy")?;
     options.sentinel_login = url.option("sentinel_login").map(str::to_owned);
     Ok(Arc::new(Redis::connect(options).await?))
 }

@@ -43,6 +43,8 @@ pub struct Claim {
     pub dirty: bool,
     /// When the next heartbeat or renewal is due, where timers are explored.
     pub timer: u8,
+    /// When it is to look, if it was told before it knew that it waits.
+    pub told: Option<u8>,
 }
 
 /// The rules and leases that a client goes by.
@@ -124,6 +126,7 @@ impl Claim {
         self.counted = self.counted.saturating_sub(1);
         self.valid = self.valid.saturating_sub(1);
         self.timer = self.timer.saturating_sub(1);
+        self.told = self.told.map(|told| told.saturating_sub(1));
     }
 
     /// C2: a grant counts if it is above the stamp and above the one that is known.

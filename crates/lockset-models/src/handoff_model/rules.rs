@@ -33,6 +33,10 @@ pub enum Rule {
     NextLooksAtMark,
     /// END 5: a next claim that holds or waits already is recognised.
     NextKnowsItself,
+    /// Courtesy: nobody who waits is granted a lock that is left free.
+    LeftFreeStaysFree,
+    /// Courtesy: the first waiter is told when to look.
+    FirstIsTold,
 }
 
 /// All rules, or all but some.

@@ -31,6 +31,8 @@ pub struct Scenario {
     /// Timers and bounded ways, to see how long the last claim waits; without them anything may
     /// take any time.
     pub timers: Option<Timers>,
+    /// For how many ticks a release leaves the lock free, if it does.
+    pub courtesy: u8,
     /// The one breach that counts; all if none.
     pub seeks: Option<Breach>,
 }
@@ -61,6 +63,7 @@ impl Scenario {
             letters: 3,
             beats: 1,
             timers: None,
+            courtesy: 1,
             seeks: None,
         }
     }
@@ -93,6 +96,12 @@ impl Scenario {
     /// With so many pushes lost.
     pub fn lost_pushes(mut self, count: u8) -> Self {
         self.faults.lost_pushes = count;
+        self
+    }
+
+    /// With so many releases that leave the lock free for so many ticks.
+    pub fn courtesies(mut self, count: u8, ticks: u8) -> Self {
+        (self.faults.courtesies, self.courtesy) = (count, ticks);
         self
     }
 

@@ -20,6 +20,8 @@ pub struct Server {
     pub queue: Vec<Place>,
     /// The claims that are refused from now on, a bit each.
     pub marks: u64,
+    /// For how many more ticks the lock is left free.
+    pub free: u8,
 }
 
 /// A holder.
@@ -70,6 +72,7 @@ impl Server {
         self.lock = self.lock.filter(|lock| lock.left > 1);
         self.lock.iter_mut().for_each(|lock| lock.left -= 1);
         self.queue.iter_mut().for_each(|place| place.left = place.left.saturating_sub(1));
+        self.free = self.free.saturating_sub(1);
     }
 
     /// Whether this claim waits.
@@ -99,8 +102,12 @@ pub struct Script<'a> {
     leases: Leases,
     /// The claims for whose inbox PUBLISH counts a subscriber, a bit each.
     heard: u64,
+    /// For how many ticks a release leaves the lock free, if this one does.
+    courtesy: Option<u8>,
     /// Who was written to, and which token.
     pub pushed: Option<(Id, Token)>,
+    /// Who was told that the lock is left free, and for how many ticks.
+    pub told: Option<(Id, u8)>,
     /// Who lost a place that still lived.
     pub thrown_out: Option<Id>,
 }
@@ -108,7 +115,14 @@ pub struct Script<'a> {
 impl<'a> Script<'a> {
     /// A script begins.
     pub fn new(server: &'a mut Server, rules: Rules, leases: Leases, heard: u64) -> Self {
-        Self { server, rules, leases, heard, pushed: None, thrown_out: None }
+        let (courtesy, pushed, told, thrown_out) = (None, None, None, None);
+        Self { server, rules, leases, heard, courtesy, pushed, told, thrown_out }
+    }
+
+    /// A release leaves the lock free for so many ticks.
+    pub fn with_courtesy(mut self, ticks: u8) -> Self {
+        self.courtesy = Some(ticks);
+        self
     }
 
     /// ACQUIRE: a claim's first request, or its repetition.
@@ -116,7 +130,8 @@ impl<'a> Script<'a> {
         if self.is_marked(id) {
             return Answer::Gone;
         }
-        self.take(id, wait, self.rules.keep(Rule::AcquireKnowsItself))
+        let is_kept = self.is_left_free() && !self.server.queue.is_empty();
+        self.take(id, wait, self.rules.keep(Rule::AcquireKnowsItself), is_kept)
     }
 
     /// HEARTBEAT: never inserts.
@@ -168,21 +183,47 @@ impl<'a> Script<'a> {
         if held.is_some() && (released || token.is_none() || self.rules.keep(Rule::EndsByIdAlone)) {
             self.server.lock = None;
         }
-        let Some(next) = next.filter(|_| released) else {
-            self.hand_on(None);
-            return (released, None);
-        };
-        self.refresh(next);
-        self.hand_on(Some(next));
+        let next = next.filter(|_| released);
+        let is_free = held.is_some() && self.server.lock.is_none() && self.leave_free(next);
+        if let Some(next) = next {
+            self.refresh(next);
+        }
+        if !is_free {
+            self.hand_on(next);
+        }
+        let Some(next) = next else { return (released, None) };
         if self.is_marked(next) && self.rules.keep(Rule::NextLooksAtMark) {
             return (true, Some(Answer::Gone));
         }
-        (true, Some(self.take(next, true, self.rules.keep(Rule::NextKnowsItself))))
+        let knows_itself = self.rules.keep(Rule::NextKnowsItself);
+        (true, Some(self.take(next, true, knows_itself, self.is_left_free())))
+    }
+
+    /// Courtesy: the lock stays free for those who poll, and the first waiter that lives and hears
+    /// is told when that is over. Not if there is none, and no next claim either.
+    fn leave_free(&mut self, next: Option<Id>) -> bool {
+        let Some(ticks) = self.courtesy else { return false };
+        let hears = |place: &&Place| place.left > 0 && self.heard & (1 << place.id) != 0;
+        let first = self.server.queue.iter().find(hears).map(|place| place.id);
+        if first.is_none() && next.is_none() {
+            return false;
+        }
+        self.told = first.filter(|_| self.rules.keep(Rule::FirstIsTold)).map(|id| (id, ticks));
+        self.server.free = ticks;
+        true
+    }
+
+    /// Whether nobody who waits may be granted the lock now although nobody holds it.
+    fn is_left_free(&self) -> bool {
+        self.server.free > 0 && self.rules.keep(Rule::LeftFreeStaysFree)
     }
 
     /// HAND-ON: a free lock goes to the first waiter that lives and hears. `me` hears by the reply.
     fn hand_on(&mut self, me: Option<Id>) {
         let mut at = 0;
+        if self.is_left_free() {
+            return;
+        }
         while self.server.lock.is_none() && at < self.server.queue.len() {
             let Place { id, left } = self.server.queue[at];
             if left == 0 {
@@ -200,8 +241,8 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// ACQUIRE from 2 on, and END 5.
-    fn take(&mut self, id: Id, wait: bool, knows_itself: bool) -> Answer {
+    /// ACQUIRE from 2 on, and END 5. `is_kept`: the lock is left free, and not for this claim.
+    fn take(&mut self, id: Id, wait: bool, knows_itself: bool, is_kept: bool) -> Answer {
         if knows_itself && self.server.is_held_by(id) {
             return self.standing(id);
         }
@@ -213,7 +254,7 @@ impl<'a> Script<'a> {
         if hands_on {
             self.hand_on(None);
         }
-        if self.server.lock.is_none() && (hands_on || self.server.queue.is_empty()) {
+        if self.server.lock.is_none() && !is_kept && (hands_on || self.server.queue.is_empty()) {
             return Answer::GrantedNow(self.hold(id, self.leases.ttl));
         }
         if !wait {
@@ -235,7 +276,7 @@ impl<'a> Script<'a> {
 
     fn queued(&self, id: Id) -> Answer {
         let place = self.server.queue.iter().position(|place| place.id == id).unwrap_or(0) as u8;
-        let left = self.server.lock.map_or(0, |lock| lock.left);
+        let left = self.server.lock.map_or(self.server.free, |lock| lock.left);
         Answer::Queued { stamp: self.server.fence, place, left }
     }
 
@@ -248,6 +289,7 @@ impl<'a> Script<'a> {
     fn hold(&mut self, id: Id, left: u8) -> Token {
         let token = self.next();
         self.server.lock = Some(Lock { id, token, left });
+        self.server.free = 0;
         token
     }
 

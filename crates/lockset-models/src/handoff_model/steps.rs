@@ -16,6 +16,8 @@ pub enum Step {
     Send(Id, Text),
     /// The server executes a request; PUBLISH to a dead connection may still count it.
     Execute(Letter, bool),
+    /// The server executes a release, and leaves the lock free.
+    LeaveFree(Letter),
     /// A client reads a reply or a push.
     Read(Letter),
     /// A push is lost.
@@ -38,6 +40,9 @@ impl fmt::Display for Step {
             Step::Send(id, text) => write!(f, "{} sends {text:?}", name(*id)),
             Step::Execute(letter, _) => {
                 write!(f, "executed: {}{:?} of {}", late(letter), letter.text, name(letter.id))
+            }
+            Step::LeaveFree(letter) => {
+                write!(f, "executed, and left free: {:?} of {}", letter.text, name(letter.id))
             }
             Step::Read(letter) => write!(f, "{} reads {:?}", name(letter.id), letter.text),
             Step::LosePush(letter) => write!(f, "{:?} to {} is lost", letter.text, name(letter.id)),
@@ -180,14 +185,17 @@ impl Steps<'_> {
         if !letter.text.is_request() {
             return self.read(at);
         }
-        self.execute(at, false);
+        self.execute(at, false, false);
+        if self.world.faults.courtesies > 0 && matches!(letter.text, Text::End(..)) {
+            self.execute(at, false, true);
+        }
         let is_deaf = |id: Id| self.world.down & (1 << self.scenario.process(id)) != 0;
         if self.world.server.queue.iter().any(|place| is_deaf(place.id)) {
-            self.execute(at, true);
+            self.execute(at, true, false);
         }
     }
 
-    fn execute(&mut self, at: usize, counts_the_dead: bool) {
+    fn execute(&mut self, at: usize, counts_the_dead: bool, leaves_free: bool) {
         let mut world = self.world.clone();
         let letter = world.mail.swap_remove(at);
         let scenario = self.scenario;
@@ -196,6 +204,9 @@ impl Steps<'_> {
         let heard = heard.fold(0, |heard, id| heard | 1 << id);
         let habits = scenario.habits;
         let mut script = Script::new(&mut world.server, habits.rules, habits.leases, heard);
+        if leaves_free {
+            script = script.with_courtesy(scenario.courtesy);
+        }
         let id = letter.id;
         let reply = match letter.text {
             Text::Acquire => Text::Acquired(script.acquire(id, true)),
@@ -208,7 +219,12 @@ impl Steps<'_> {
             }
             _ => return,
         };
-        let (pushed, thrown_out) = (script.pushed, script.thrown_out);
+        let (pushed, told, thrown_out) = (script.pushed, script.told, script.thrown_out);
+        if leaves_free && world.server.free == 0 {
+            // Nobody to be courteous to: the same as without.
+            return;
+        }
+        world.faults.courtesies -= u8::from(leaves_free);
         if !letter.late {
             world.mail.push(Letter { text: reply, way: 0, ..letter });
         }
@@ -218,8 +234,16 @@ impl Steps<'_> {
             let text = Text::Push(token);
             world.mail.push(Letter { id: to, text, age: 0, way: 0, late: false });
         }
+        if let Some((to, ticks)) = told.filter(|_| scenario.timers.is_some()) {
+            let text = Text::LeftFree(ticks);
+            world.mail.push(Letter { id: to, text, age: 0, way: 0, late: false });
+        }
         let breach = self.breach_of(&world, thrown_out);
-        self.add(Step::Execute(letter, counts_the_dead), world, breach);
+        let step = match leaves_free {
+            true => Step::LeaveFree(letter),
+            false => Step::Execute(letter, counts_the_dead),
+        };
+        self.add(step, world, breach);
     }
 
     /// What a script must not do, seen from before and after.
@@ -231,13 +255,17 @@ impl Steps<'_> {
         let holder = |lock: super::server::Lock| (lock.id, lock.token);
         let granted =
             after.server.lock.filter(|_| after.server.lock.map(holder) != before.lock.map(holder));
+        if granted.is_some() && before.free > 0 && !before.queue.is_empty() {
+            return Some(Breach::NotLeftFree);
+        }
         granted.filter(|lock| lock.token <= before.fence).map(|_| Breach::TokenFell)
     }
 
     fn read(&mut self, at: usize) {
         let mut world = self.world.clone();
         let letter = world.mail.swap_remove(at);
-        if self.world.faults.lost_pushes > 0 && matches!(letter.text, Text::Push(_)) {
+        let is_push = matches!(letter.text, Text::Push(_) | Text::LeftFree(_));
+        if self.world.faults.lost_pushes > 0 && is_push {
             let mut lost = world.clone();
             lost.faults.lost_pushes -= 1;
             self.add(Step::LosePush(letter), lost, None);
@@ -252,6 +280,11 @@ impl Steps<'_> {
                 claim.pushed(habits, token);
                 self.set_timer(before, claim, letter.age, None);
             }
+            // C9: it looks when that is over.
+            Text::LeftFree(ticks) => match claim.phase {
+                Phase::Waiting => claim.timer = claim.timer.min(ticks),
+                _ => claim.told = Some(ticks),
+            },
             Text::Ended(next) => {
                 if claim.phase == Phase::Ending {
                     claim.phase = Phase::Done;
@@ -284,6 +317,7 @@ impl Steps<'_> {
                     Phase::Waiting => claim.timer,
                     _ => timers.beat.saturating_sub(age),
                 };
+                let beat = beat.min(claim.told.take().unwrap_or(beat));
                 // Without a lease before it there is no end to look at.
                 claim.timer = if left > 0 { beat.min(left + place) } else { beat };
             }

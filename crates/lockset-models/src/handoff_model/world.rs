@@ -36,6 +36,8 @@ pub struct Faults {
     pub crashes: u8,
     /// Pushes lost although the connection stands.
     pub lost_pushes: u8,
+    /// Releases that leave the lock free.
+    pub courtesies: u8,
 }
 
 /// Something under way.
@@ -74,6 +76,8 @@ pub enum Text {
     Ended(Option<(Id, Option<Answer>)>),
     /// A grant.
     Push(Token),
+    /// The lock is left free for so many ticks. Only where timers are explored.
+    LeftFree(u8),
 }
 
 impl Text {
@@ -98,6 +102,8 @@ pub enum Breach {
     BesideItself,
     /// A live waiter lost its place.
     ThrownOut,
+    /// A lock that was left free was granted before its time.
+    NotLeftFree,
     /// The observed waiter waited for longer than the bound while nobody alive held.
     WaitsTooLong,
 }
@@ -163,8 +169,8 @@ impl World {
         self.mail.retain(|letter| !is_idle(claims, letter));
         let oldest = scenario.habits.leases.ttl;
         for letter in &mut self.mail {
-            let ageless =
-                letter.late || matches!(letter.text, Text::End(_, _, None) | Text::Push(_));
+            let ageless = letter.late
+                || matches!(letter.text, Text::End(_, _, None) | Text::Push(_) | Text::LeftFree(_));
             letter.age = if ageless { 0 } else { letter.age.min(oldest) };
             if scenario.timers.is_none() {
                 letter.way = 0;
@@ -225,9 +231,11 @@ fn is_idle(claims: &[Claim; CLAIMS], letter: &Letter) -> bool {
     let phase = claims[usize::from(letter.id)].phase;
     let over = matches!(phase, Phase::Done | Phase::Crashed);
     match letter.text {
-        Text::Acquired(_) | Text::Beaten(_) | Text::Renewed(..) | Text::Push(_) => {
-            over || phase == Phase::Ending
-        }
+        Text::Acquired(_)
+        | Text::Beaten(_)
+        | Text::Renewed(..)
+        | Text::Push(_)
+        | Text::LeftFree(_) => over || phase == Phase::Ending,
         Text::Ended(None) => over,
         _ => false,
     }

@@ -7,6 +7,8 @@ An order is a line of words, and is answered by a line: `yes`, `no`, or the name
 
     acquire NAME MS       takes the lock at once or not at all; MS is its time to live, `-` for none
     wait NAME MS SECONDS  waits for it
+    block NAME MS SECONDS the same, as the library itself waits (redis-py: it asks every 0.1 s)
+    busy NAME MS HOLD     blocks, holds for HOLD ms and gives back, again and again, until killed
     extend NAME MS        gives it so much time from now on
     release NAME          gives it back
     count NAME FILE N     N times: waits for the lock, adds one to the number in FILE, gives it back
@@ -30,6 +32,13 @@ class RedisPy:
     def acquire(self, name, ms):
         lock = Lock(self.client, name, timeout=ms and ms / 1000, blocking=False)
         taken = lock.acquire()
+        if taken:
+            self.locks[name] = lock
+        return taken
+
+    def block(self, name, ms, seconds):
+        lock = Lock(self.client, name, timeout=ms / 1000)
+        taken = lock.acquire(blocking=True, blocking_timeout=seconds)
         if taken:
             self.locks[name] = lock
         return taken
@@ -154,6 +163,13 @@ def wait(peer, name, ms, seconds):
     return True
 
 
+def busy(peer, name, ms, hold):
+    while peer.block(name, ms, 60):
+        time.sleep(hold / 1000)
+        peer.release(name)
+    return False
+
+
 def count(peer, name, file, times):
     for _ in range(times):
         if not wait(peer, name, 10_000, 60):
@@ -173,6 +189,10 @@ def obey(peer, order):
             return peer.acquire(name, None if rest[0] == "-" else int(rest[0]))
         case "wait":
             return wait(peer, name, int(rest[0]), float(rest[1]))
+        case "block":
+            return peer.block(name, int(rest[0]), float(rest[1]))
+        case "busy":
+            return busy(peer, name, int(rest[0]), float(rest[1]))
         case "extend":
             return peer.extend(name, int(rest[0]))
         case "release":

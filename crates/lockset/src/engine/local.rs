@@ -30,7 +30,7 @@ use futures_util::{FutureExt, StreamExt, TryFutureExt};
 
 use self::claims::Standing;
 use self::store::{Store, Transaction};
-use super::watch::{Recheck, told_once, watch_states_with};
+use super::watch::{Recheck, hints_of, told_once, watch_states_with};
 use super::{
     Amend, Break, Capabilities, Claim, Engine, Grant, Holder, LockState, Scope, Signal, Swap,
     Version, Wait,
@@ -272,7 +272,7 @@ impl Engine for Local {
                 async move { store.read(PATIENCE, move |txn| txn.state(&name)).await }
             };
             let recheck = Some(recheck(store, scope));
-            Ok(watch_states_with(Clock::boot(), first, changes, read, recheck))
+            Ok(watch_states_with(Clock::boot(), first, hints_of(changes), read, recheck))
         }
         .try_flatten_stream()
         .boxed()
@@ -337,7 +337,7 @@ impl Watching {
 /// lost, above all while its reader is stopped and its inbox full.
 fn recheck(store: Arc<Store>, scope: Scope) -> Recheck {
     let last = Arc::new(Mutex::new(None));
-    Box::new(move || {
+    Recheck::often(Box::new(move || {
         let (store, scope, last) = (store.clone(), scope.clone(), last.clone());
         async move {
             let known = *unpoisoned(&last);
@@ -358,7 +358,7 @@ fn recheck(store: Arc<Store>, scope: Scope) -> Recheck {
             }))
         }
         .boxed()
-    })
+    }))
 }
 
 type Changes = tokio::sync::mpsc::UnboundedReceiver<Name>;

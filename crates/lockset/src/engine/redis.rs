@@ -10,7 +10,8 @@
 //!   `crowd` lets requests travel together; `link` keeps a connection, and says what is unknown
 //!   after it broke;
 //! * `redis/*.lua` decide, on the server and on its clock;
-//! * `sure` waits for replicas; `look` shows what is there, `vitals` how the server is.
+//! * `sure` waits for replicas; `look` shows what is there, `track` what changes, `vitals` how the
+//!   server is.
 //!
 //! # The hand-off
 //! A refused claim queues. The release script grants the lock to the first live waiter and writes
@@ -24,15 +25,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
 use self::claims::check_token;
 use self::keys::Keys;
-use self::look::Watch;
+use self::link::Pushed;
 use self::nodes::Nodes;
 use self::scripts::Scripts;
 use self::servers::Servers;
+use self::track::WatchList;
 pub use self::vitals::Quorum;
 use self::waiting::{Waiter, Waiters};
 use super::watch::told_once;
@@ -58,6 +59,7 @@ mod scripts;
 mod servers;
 mod slots;
 mod sure;
+mod track;
 mod vitals;
 mod waiting;
 
@@ -69,6 +71,8 @@ const LEAST_PATIENCE: Duration = Duration::from_millis(50);
 const MARK_LIFE: Duration = Duration::from_secs(60);
 /// What the first lease may be bounded by.
 const FIRST_LEASES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+/// After which time of hand-offs a lock may be left free for others.
+const COURTESIES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 /// At most this many claims travel in one script.
 const BATCH: usize = 100;
 
@@ -88,6 +92,10 @@ pub struct RedisOptions {
     /// a waiter who died unseen can cost the others: 10 s unless told, from 0.5 s to 60 s. Half of
     /// it is how long a waiter's place lives without a sign of life; one comes after each sixth.
     pub first_lease: Duration,
+    /// For locks that are shared with other libraries, which poll: after this time of hand-offs
+    /// without a gap one release leaves the lock free for 150 ms. From 0.2 s to 60 s; `None`:
+    /// never.
+    pub courtesy: Option<Duration>,
     /// How many replicas must have a grant before it is believed, for locks whose terms do not
     /// say.
     pub replicas: Replicas,
@@ -116,6 +124,7 @@ impl Default for RedisOptions {
             prefix: "lockset:".to_owned(),
             fence_idle: Duration::from_secs(7 * 86_400),
             first_lease: Duration::from_secs(10),
+            courtesy: None,
             replicas: Replicas::None,
             ca: None,
             client_certificate: None,
@@ -140,6 +149,7 @@ struct Core {
     replicas: Replicas,
     clock: Clock,
     waiters: Arc<Waiters>,
+    watches: Arc<WatchList>,
     pulse: Pulse,
     /// Claims of which a creating request was not answered: they end with a mark.
     dirty: Mutex<FastMap<ClaimId, ()>>,
@@ -150,12 +160,41 @@ struct Core {
 #[derive(Debug)]
 struct Pulse {
     next: Mutex<Moment>,
+    /// Waiters behind a foreign lock that is not tracked yet.
+    behind_foreign: Mutex<Vec<ClaimId>>,
     wake: tokio::sync::Notify,
 }
 
 impl std::fmt::Debug for Redis {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Redis({})", self.identity())
+    }
+}
+
+impl Pulse {
+    fn new() -> Self {
+        let next = Mutex::new(Moment::NEVER);
+        Self { next, behind_foreign: Mutex::default(), wake: tokio::sync::Notify::new() }
+    }
+
+    /// Makes sure that the next sign of life of this waiter is not forgotten.
+    fn by(&self, waiter: &Waiter) {
+        let beat_at = waiter.beat_at().unwrap_or(Moment::NEVER);
+        let mut next = unpoisoned(&self.next);
+        if beat_at < *next {
+            *next = beat_at;
+            self.wake.notify_one();
+        }
+    }
+
+    /// The foreign lock before this waiter is to be tracked.
+    fn await_foreign(&self, id: ClaimId) {
+        unpoisoned(&self.behind_foreign).push(id);
+        self.wake.notify_one();
+    }
+
+    fn behind_foreign(&self) -> Vec<ClaimId> {
+        std::mem::take(&mut *unpoisoned(&self.behind_foreign))
     }
 }
 
@@ -179,12 +218,18 @@ impl Redis {
             let given = format!("{:?}", options.first_lease);
             return Err(Error::invalid("first_lease", &given, "it is from 500ms to 60s"));
         }
+        if options.courtesy.is_some_and(|after| !(COURTESIES.0..=COURTESIES.1).contains(&after)) {
+            let given = format!("{:?}", options.courtesy.unwrap_or_default());
+            return Err(Error::invalid("courtesy", &given, "it is from 200ms to 60s"));
+        }
         let identity = format!("{}?prefix={}", servers.identity(), options.prefix);
         let inbox = format!("{}inbox:{:016x}", options.prefix, rand::random::<u64>());
         let waiters = Arc::new(Waiters::new(options.first_lease));
+        let watches = Arc::<WatchList>::default();
         let (tell, signals) = mpsc::unbounded_channel();
-        let postman = postman(waiters.clone(), tell);
-        let scripts = Arc::new(Scripts::new(options.fence_idle));
+        let prefix = options.prefix.clone();
+        let postman = postman(waiters.clone(), watches.clone(), prefix, tell);
+        let scripts = Arc::new(Scripts::new(options.fence_idle, options.courtesy));
         let core = Arc::new(Core {
             nodes: Nodes::open(servers, inbox, postman, scripts.clone()).await?,
             scripts,
@@ -193,7 +238,8 @@ impl Redis {
             replicas: options.replicas,
             clock: Clock::boot(),
             waiters,
-            pulse: Pulse { next: Mutex::new(Moment::NEVER), wake: tokio::sync::Notify::new() },
+            watches,
+            pulse: Pulse::new(),
             dirty: Mutex::default(),
             signals: Mutex::new(Some(signals)),
         });
@@ -205,13 +251,42 @@ impl Redis {
 impl Drop for Redis {
     fn drop(&mut self) {
         self.pulse.abort();
+        self.core.watches.close();
         self.core.nodes.close();
     }
 }
 
-/// Hands what the server pushes to whom it concerns: `g` id token, `b` id, `r` id.
-fn postman(waiters: Arc<Waiters>, signals: mpsc::UnboundedSender<Signal>) -> link::Postman {
-    Arc::new(move |letter| {
+/// Hands what the server pushes to whom it concerns.
+fn postman(
+    waiters: Arc<Waiters>,
+    watches: Arc<WatchList>,
+    prefix: String,
+    signals: mpsc::UnboundedSender<Signal>,
+) -> link::Postman {
+    let on_message = on_message(waiters.clone(), signals);
+    Arc::new(move |pushed| match pushed {
+        Pushed::Message(letter) => on_message(letter),
+        Pushed::Changed(key) => {
+            let Ok(key) = str::from_utf8(key) else { return };
+            waiters.changed(key);
+            if let Some(name) = Keys::name_of(&prefix, key) {
+                watches.changed(&name);
+            }
+        }
+        Pushed::Flushed => {
+            waiters.all_changed();
+            watches.all_changed();
+        }
+    })
+}
+
+/// Messages: `g` id token, `b` id, `r` id, `f` id ms.
+fn on_message(
+    waiters: Arc<Waiters>,
+    signals: mpsc::UnboundedSender<Signal>,
+) -> impl Fn(&[u8]) + Send + Sync {
+    let clock = Clock::boot();
+    move |letter| {
         let Ok(letter) = std::str::from_utf8(letter) else { return };
         let (Some(kind), Some(id), Some(rest)) =
             (letter.get(..1), letter.get(1..33), letter.get(33..))
@@ -225,6 +300,11 @@ fn postman(waiters: Arc<Waiters>, signals: mpsc::UnboundedSender<Signal>) -> lin
                     waiter.offered(token);
                 }
             }
+            ("f", Ok(left)) => {
+                if let Some(waiter) = waiters.find(id) {
+                    waiter.look_in(clock.now(), Duration::from_millis(left));
+                }
+            }
             ("b", _) => {
                 let _ = signals.send(Signal::Lost(id, LossReason::Broken));
             }
@@ -233,7 +313,7 @@ fn postman(waiters: Arc<Waiters>, signals: mpsc::UnboundedSender<Signal>) -> lin
             }
             _ => {}
         }
-    })
+    }
 }
 
 /// Shows the server that the waiters of this client live: all that are due, in as few requests as
@@ -243,6 +323,11 @@ async fn show_life(core: Arc<Core>) {
     let mut all = false;
     loop {
         let now = core.clock.now();
+        for id in core.pulse.behind_foreign() {
+            if let Some(waiter) = core.waiters.find(id) {
+                tokio::spawn(core.clone().await_foreign(waiter));
+            }
+        }
         let due = core.waiters.due(now, all);
         due.iter().for_each(|waiter| waiter.beating(now));
         for part in core.together(&due, BATCH, |waiter| &waiter.claim.name) {
@@ -264,6 +349,8 @@ async fn show_life(core: Arc<Core>) {
                 if changed.is_err() {
                     return;
                 }
+                core.waiters.forget_changes();
+                core.watches.all_changed();
                 true
             }
         };
@@ -286,16 +373,6 @@ impl Core {
         }
         let why = "with this prefix it would be taken for a key beside another lock";
         Err(Error::invalid("lock name", name.as_str(), why))
-    }
-
-    /// Makes sure that the next sign of life of this waiter is not forgotten.
-    fn pulse_by(&self, waiter: &Waiter) {
-        let beat_at = waiter.beat_at().unwrap_or(Moment::NEVER);
-        let mut next = unpoisoned(&self.pulse.next);
-        if beat_at < *next {
-            *next = beat_at;
-            self.pulse.wake.notify_one();
-        }
     }
 }
 
@@ -364,12 +441,7 @@ impl Engine for Redis {
     }
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let watch = Watch::new(self.core.clone(), scope.clone());
-        futures_util::stream::unfold(watch, |mut watch| async {
-            let state = watch.next().await;
-            Some((state, watch))
-        })
-        .boxed()
+        self.core.watch(scope)
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
@@ -398,6 +470,7 @@ impl Engine for Redis {
 
     async fn close(&self) {
         self.pulse.abort();
+        self.core.watches.close();
         self.core.nodes.close();
     }
 }

@@ -1,4 +1,5 @@
-//! The watch stream of engines that learn of changes name by name.
+//! The watch stream: engines tell which names may have changed, and a slow recheck finds what they
+//! missed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -8,23 +9,49 @@ use std::time::Duration;
 use futures_core::Stream;
 use futures_core::future::BoxFuture;
 use futures_core::stream::BoxStream;
-use futures_util::StreamExt;
+use futures_util::stream::Fuse;
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 
 use super::{LockState, Signal};
 use crate::clock::{Clock, Moment};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::name::Name;
 
 /// How often a watch looks by itself, where changes may go unreported.
-const RECHECK: Duration = Duration::from_secs(1);
+pub(crate) const RECHECK: Duration = Duration::from_secs(1);
 /// It takes at most one part in so many of the time.
 const RECHECK_SHARE: u32 = 20;
 
-/// For engines whose reports of changes may get lost: the states of all names in the scope of the
-/// watch; `None` if nothing has changed at all since it was called last.
-pub(crate) type Recheck =
-    Box<dyn FnMut() -> BoxFuture<'static, Result<Option<Vec<LockState>>>> + Send>;
+/// What an engine tells a watch. It never has to be exact: a hint costs one look.
+#[derive(Clone, Debug)]
+pub(crate) enum Hint {
+    /// This name may have changed.
+    Changed(Name),
+    /// Changes may have gone unreported: all names are to be looked at. Only for watches with a
+    /// recheck.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only redis needs it"))]
+    Missed,
+}
+
+/// For engines whose hints may get lost.
+pub(crate) struct Recheck {
+    /// How often to look, as things are now.
+    pub(crate) every: Box<dyn Fn() -> Duration + Send>,
+    /// The states of all names in the scope of the watch; `None` if nothing has changed at all
+    /// since it was called last.
+    pub(crate) states: States,
+}
+
+type States = Box<dyn FnMut() -> BoxFuture<'static, Result<Option<Vec<LockState>>>> + Send>;
+
+#[cfg(any(feature = "local", feature = "zookeeper"))]
+impl Recheck {
+    /// Looks every [`RECHECK`].
+    pub(crate) fn often(states: States) -> Self {
+        Self { every: Box::new(|| RECHECK), states }
+    }
+}
 
 /// The states of the names in `first`, then of every name in `changes`, then of every name of
 /// which a reported lease has run out without anybody touching it.
@@ -38,14 +65,15 @@ where
     R: Fn(&Name) -> F + Send + 'static,
     F: Future<Output = Result<LockState>> + Send + 'static,
 {
-    watch_states_with(clock, first, changes, read, None)
+    watch_states_with(clock, first, hints_of(changes), read, None)
 }
 
-/// The same, and now and then the states of those names of which a change was not reported.
+/// The same, and now and then the states of those names of which a change was not reported. With
+/// rechecks, a state that is as it was last reported is not reported again.
 pub(crate) fn watch_states_with<R, F>(
     clock: Clock,
     first: Vec<Name>,
-    changes: mpsc::UnboundedReceiver<Name>,
+    hints: impl Stream<Item = Hint> + Send + 'static,
     read: R,
     recheck: Option<Recheck>,
 ) -> BoxStream<'static, Result<LockState>>
@@ -53,15 +81,17 @@ where
     R: Fn(&Name) -> F + Send + 'static,
     F: Future<Output = Result<LockState>> + Send + 'static,
 {
-    let recheck_at = if recheck.is_some() { clock.now() + RECHECK } else { Moment::NEVER };
+    let now = clock.now();
     let watch = Watch {
         clock,
         due: first.into(),
         leases: BTreeMap::new(),
-        changes,
+        hints: hints.boxed().fuse(),
         read,
         recheck,
-        recheck_at,
+        rechecked: now,
+        not_before: now,
+        missed: false,
         reported: BTreeMap::new(),
     };
     futures_util::stream::unfold(watch, |mut watch| async {
@@ -71,15 +101,26 @@ where
     .boxed()
 }
 
+/// Names from a channel as hints.
+pub(crate) fn hints_of(
+    changes: mpsc::UnboundedReceiver<Name>,
+) -> impl Stream<Item = Hint> + Send + 'static {
+    receiver_stream(changes).map(Hint::Changed)
+}
+
 struct Watch<R> {
     clock: Clock,
     due: VecDeque<Name>,
     /// When the first of the reported leases of a name ends.
     leases: BTreeMap<Name, Moment>,
-    changes: mpsc::UnboundedReceiver<Name>,
+    hints: Fuse<BoxStream<'static, Hint>>,
     read: R,
     recheck: Option<Recheck>,
-    recheck_at: Moment,
+    /// When the last recheck ended, and before when there is to be no other.
+    rechecked: Moment,
+    not_before: Moment,
+    /// Hints may have been lost since.
+    missed: bool,
     /// What was last reported of the names in use, as far as it does not change by itself. Only
     /// kept if there are rechecks.
     reported: BTreeMap<Name, u64>,
@@ -91,44 +132,70 @@ where
     F: Future<Output = Result<LockState>>,
 {
     async fn next(&mut self) -> Option<Result<LockState>> {
-        let name = loop {
-            if let Some(name) = self.due.pop_front() {
-                break name;
-            }
-            match self.event().await {
-                Event::Changed(name) => break name?,
-                Event::Recheck => {
-                    if let Err(error) = self.look_at_all().await {
-                        return Some(Err(error));
+        loop {
+            let Some(name) = self.due.pop_front() else {
+                match self.event().await {
+                    Event::Closed => return None,
+                    Event::Told(hint) => self.on_hint(hint),
+                    Event::Recheck => {
+                        if let Err(error) = self.look_at_all().await {
+                            return Some(Err(error));
+                        }
                     }
                 }
+                continue;
+            };
+            // What changed twice since is reported once.
+            while let Some(Some(hint)) = self.hints.next().now_or_never() {
+                self.on_hint(hint);
+            }
+            self.due.retain(|other| *other != name);
+            let state = (self.read)(&name).await;
+            if self.is_news(&name, &state) {
+                return Some(state);
+            }
+        }
+    }
+
+    fn on_hint(&mut self, hint: Hint) {
+        match hint {
+            Hint::Changed(name) if self.due.contains(&name) => {}
+            Hint::Changed(name) => self.due.push_back(name),
+            Hint::Missed => self.missed = true,
+        }
+    }
+
+    /// Notes what was read of a name, and whether that is to be reported.
+    fn is_news(&mut self, name: &Name, state: &Result<LockState>) -> bool {
+        self.leases.remove(name);
+        let state = match state {
+            Ok(state) => state,
+            Err(error) => {
+                if error.is_retryable() {
+                    // What changed is still to be told.
+                    self.leases.insert(name.clone(), self.clock.now() + RECHECK);
+                    self.reported.remove(name);
+                }
+                return true;
             }
         };
-        // What changed twice since is reported once.
-        while let Ok(other) = self.changes.try_recv() {
-            if other != name && !self.due.contains(&other) {
-                self.due.push_back(other);
-            }
-        }
-        let state = (self.read)(&name).await;
-        self.leases.remove(&name);
-        if state.as_ref().is_err_and(Error::is_retryable) {
-            // What changed is still to be told.
-            self.leases.insert(name.clone(), self.clock.now() + RECHECK);
-        }
-        if let (Ok(state), Some(_)) = (&state, &self.recheck) {
-            match state.is_used() {
-                true => self.reported.insert(name.clone(), lasting(state)),
-                false => self.reported.remove(&name),
-            };
-        }
-        let holders = state.iter().flat_map(|state| &state.holders);
-        if let Some(left) = holders.map(|holder| holder.left).min() {
+        if let Some(left) = state.holders.iter().map(|holder| holder.left).min() {
             // One whose lease is over, or has none, is there until somebody takes it away.
-            let left = if left.is_zero() { RECHECK } else { left };
-            self.leases.insert(name, self.clock.now() + left);
+            let every = self.recheck.as_ref().map_or(RECHECK, |recheck| (recheck.every)());
+            let left = if left.is_zero() { every.max(RECHECK) } else { left };
+            self.leases.insert(name.clone(), self.clock.now() + left);
         }
-        Some(state)
+        if self.recheck.is_none() {
+            return true;
+        }
+        let known = match state.is_used() {
+            true => self.reported.insert(name.clone(), lasting(state)),
+            false => {
+                self.reported.remove(name);
+                None
+            }
+        };
+        known.is_none() || known != self.reported.get(name).copied()
     }
 
     async fn event(&mut self) -> Event {
@@ -137,25 +204,37 @@ where
             Some((name, ends)) => (Some(name.clone()), *ends),
             None => (None, Moment::NEVER),
         };
+        let recheck_at = match &self.recheck {
+            None => Moment::NEVER,
+            Some(_) if self.missed => self.not_before,
+            Some(recheck) => (self.rechecked + (recheck.every)()).max(self.not_before),
+        };
         tokio::select! {
-            changed = self.changes.recv() => Event::Changed(changed),
-            () = self.clock.sleep_until(ends) => Event::Changed(name),
-            () = self.clock.sleep_until(self.recheck_at) => Event::Recheck,
+            hint = self.hints.next() => hint.map_or(Event::Closed, Event::Told),
+            () = self.clock.sleep_until(ends) => {
+                name.map_or(Event::Closed, |name| Event::Told(Hint::Changed(name)))
+            }
+            () = self.clock.sleep_until(recheck_at) => Event::Recheck,
         }
     }
 
     /// Finds the names that are not as they were last reported.
     async fn look_at_all(&mut self) -> Result<()> {
         let Some(recheck) = &mut self.recheck else { return Ok(()) };
+        self.missed = false;
         let started = self.clock.now();
-        let found = recheck().await;
-        let now = self.clock.now();
-        self.recheck_at = now + RECHECK.max(now.since(started) * RECHECK_SHARE);
+        let found = (recheck.states)().await;
+        self.rechecked = self.clock.now();
+        self.not_before = self.rechecked + self.rechecked.since(started) * RECHECK_SHARE;
         let states = match found {
             Ok(Some(states)) => states,
             // The next one will tell.
             Ok(None) => return Ok(()),
-            Err(error) if error.is_retryable() => return Ok(()),
+            Err(error) if error.is_retryable() => {
+                self.missed = true;
+                self.not_before = self.not_before.max(self.rechecked + RECHECK);
+                return Ok(());
+            }
             Err(error) => return Err(error),
         };
         let used: BTreeMap<Name, u64> = states
@@ -171,9 +250,10 @@ where
 }
 
 enum Event {
-    /// `None`: the engine was closed.
-    Changed(Option<Name>),
+    Told(Hint),
     Recheck,
+    /// The engine was closed.
+    Closed,
 }
 
 /// All of a state but what changes while time passes.

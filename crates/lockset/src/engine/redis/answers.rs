@@ -16,11 +16,13 @@ use crate::token::Token;
 pub(super) enum Standing {
     GrantedNow(u64),
     Granted(u64, Duration),
-    /// `left` is what is left of the lease before us; a foreign lock may have none.
+    /// `left` is what is left of the lease before us; a foreign lock may have none, and its end is
+    /// not told by a push.
     Queued {
         stamp: u64,
         place: u32,
         left: Option<Duration>,
+        is_foreign: bool,
     },
     Busy,
     Gone,
@@ -40,6 +42,7 @@ pub(super) fn standing(value: &Value) -> Result<Standing> {
             stamp: number(parts, 1)?,
             place: u32::try_from(number(parts, 2)?).unwrap_or(u32::MAX),
             left: lease_left(parts, 3)?,
+            is_foreign: number(parts, 4)? == 1,
         },
         "busy" => Standing::Busy,
         "gone" => Standing::Gone,

@@ -23,6 +23,10 @@ use crate::token::Token;
 /// The pause before a request is repeated that was not answered, or refused for the moment.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
+/// How many waiters, from the head of the queue, track a foreign lock. One would do if the first
+/// entry were never the `!` of the marks, or dead.
+const HEADS: u32 = 2;
+
 /// At most so many leases are renewed in one script: a command or two for each.
 const RENEWALS: usize = 200;
 
@@ -182,7 +186,11 @@ impl Core {
         let mut names: Vec<String> =
             keys.flat_map(|keys| [keys.lock().to_owned(), keys.queue()]).collect();
         if self.nodes.by_slot() {
-            names.extend(claims.flat_map(|claim| self.keys(&claim.name).others(claim.id)));
+            for claim in claims {
+                let keys = self.keys(&claim.name);
+                names.extend(keys.others(claim.id));
+                names.extend(self.scripts.has_courtesy.then(|| keys.handoffs()));
+            }
         }
         names
     }
@@ -213,6 +221,24 @@ impl Core {
             command
         };
         self.run_as(PATIENCE, script, of, written).await
+    }
+
+    /// Sends a command that reads these keys over the client's own connection. Returns also whether
+    /// the server will push their next change. `script` is what the command runs.
+    pub(super) async fn ask_tracked(
+        &self,
+        script: Option<&Script>,
+        of: &Keys,
+        command: &Cmd,
+    ) -> std::result::Result<(Value, bool), Unanswered> {
+        let mut way = self.way(of, PATIENCE)?;
+        loop {
+            let (node, left) = way.node().await?;
+            let answer = node.link.up(left).await?.ask_tracked(left, script, command).await;
+            if let Some(answer) = way.follow(answer).await {
+                return answer;
+            }
+        }
     }
 
     /// Runs a script as it is written for the connection that it takes.
@@ -248,9 +274,12 @@ impl Core {
                 }));
             }
             Standing::Granted(token, left) => waiter.granted(sent, token, left),
-            Standing::Queued { stamp, place, left } => {
+            Standing::Queued { stamp, place, left, is_foreign } => {
                 waiter.queued(sent, self.clock.now(), stamp, place, left);
-                self.pulse_by(waiter);
+                self.pulse.by(waiter);
+                if is_foreign && place < HEADS {
+                    self.pulse.await_foreign(claim.id);
+                }
             }
             Standing::Gone => waiter.gone(),
             Standing::Busy => return Ok(Asked::Busy),
@@ -268,12 +297,43 @@ impl Core {
         }
     }
 
+    /// Tracks the lock of a waiter behind a foreign holder, and sends a heartbeat as soon as that
+    /// changes: it competes with those who poll, so everything is prepared before.
+    pub(super) async fn await_foreign(self: Arc<Self>, waiter: Arc<Waiter>) {
+        let keys = self.keys(&waiter.claim.name);
+        let Some(changed) = self.waiters.await_change(keys.lock(), &waiter) else { return };
+        let names = self.declared([&waiter.claim].into_iter());
+        let mut get = redis::cmd("GET");
+        get.arg(keys.lock());
+        let is_free = match self.ask_tracked(None, &keys, &get).await {
+            Ok((value, _)) => value == Value::Nil,
+            Err(_) => return self.waiters.forget_change(&waiter),
+        };
+        if is_free {
+            self.waiters.forget_change(&waiter);
+        } else if changed.await.is_err() {
+            // It does not wait any more, or the connection was lost and its next heartbeat tells.
+            return;
+        }
+        let sent = self.clock.now();
+        waiter.beating(sent);
+        let waiters = std::slice::from_ref(&waiter);
+        let answer = self.send_beat(&keys, &names, waiters).await;
+        self.take_beats(waiters, sent, answer).await;
+    }
+
     /// One sign of life for each of these waiters, who must be of one slot in a cluster.
     pub(super) async fn beat(&self, waiters: &[Arc<Waiter>]) {
         let Some(first) = waiters.first() else { return };
         let sent = self.clock.now();
         let names = self.declared(waiters.iter().map(|waiter| &waiter.claim));
-        match self.send_beat(&self.keys(&first.claim.name), &names, waiters).await {
+        let answer = self.send_beat(&self.keys(&first.claim.name), &names, waiters).await;
+        self.take_beats(waiters, sent, answer).await;
+    }
+
+    /// Notes what heartbeats sent at `sent` were answered.
+    async fn take_beats(&self, waiters: &[Arc<Waiter>], sent: Moment, answer: Answer) {
+        match answer {
             Ok(Value::Array(answers)) => {
                 for (waiter, answer) in waiters.iter().zip(&answers) {
                     if let Err(error) = self.take_answer(waiter, sent, answer) {

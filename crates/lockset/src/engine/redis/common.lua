@@ -11,6 +11,8 @@
 --   holders  ZSET    id -> the end of the lease, while readers or permits are out
 --   held     HASH    id -> token|flag|mode|take|ttl|note; '*' -> the sum of the permits out
 --   mark     STRING  present: this claim was withdrawn
+--   handoffs STRING  only with courtesy: since|token, when the running hand-offs began and the last
+--                    token that they gave; or 'free' while the lock is left free
 local call, fmt = redis.call, string.format
 local clock
 local function now_us()
@@ -151,13 +153,17 @@ local function clash_with(mode, limit, c)
   if c.mode == 'p' then return 'lock' end
   return nil
 end
+local function first_of(k)
+  return call('ZRANGEBYSCORE', k.queue, 1, '+inf', 'LIMIT', 0, 1)[1]
+end
+
 local function clash(k, value, c)
   if value and string.sub(value, 1, 3) == '=p:' then
     return clash_with('p', tonumber(string.sub(value, 4)), c)
   elseif value == '=s' or holder_of(k, value) then
     return clash_with('x', 0, c)
   end
-  local first = call('ZRANGEBYSCORE', k.queue, 1, '+inf', 'LIMIT', 0, 1)[1]
+  local first = first_of(k)
   local record = first and call('HGET', k.waiters, first)
   if record then
     local w = parse(first, string.match(record, '^%d+|(.*)$'))
@@ -199,12 +205,55 @@ local function unqueue(k, id)
   call('HDEL', k.waiters, id)
 end
 
+-- Courtesy. Clients that poll the key starve while the lock is handed from claim to claim. So after
+-- COURTESY_MS of hand-offs (0: never) one release leaves the lock free for FREE_MS. Nobody who
+-- waits is granted it meanwhile; the first is told to look when that is over.
+--
+-- Since when hand-offs run, if this script ends a hold.
+local run_since
+local function is_left_free(k, value)
+  return COURTESY_MS > 0 and not value and call('GET', k.handoffs) == 'free'
+end
+
+-- The run goes on with this token.
+local function go_on(k, token)
+  if run_since then call('SET', k.handoffs, num(run_since) .. '|' .. num(token), 'PX', 3600000) end
+end
+
+-- Tells the first waiter that lives and listens; whether there is one.
+local function tell_first(k, letter)
+  for place = 0, 63 do
+    local id = call('ZRANGEBYSCORE', k.queue, 1, '+inf', 'LIMIT', place, 1)[1]
+    local record = id and call('HGET', k.waiters, id)
+    if not id then return false end
+    if record and tonumber(string.match(record, '^(%d+)|')) > now() then
+      local c = parse(id, string.match(record, '^%d+|(.*)$'))
+      if publish(c.inbox, 'f' .. id .. letter) > 0 then return true end
+    end
+  end
+  return false
+end
+
+-- Whether the lock that the holder of this token gave back is left free. `next` takes it over
+-- otherwise, if nobody waits.
+local function leave_free(k, token, next)
+  if COURTESY_MS == 0 or call('EXISTS', k.lock) == 1 then return false end
+  local since, last = string.match(call('GET', k.handoffs) or '', '^(%d+)|(%d+)$')
+  -- A greater token was given when the lock was free: the run was over.
+  run_since = last and tonumber(token) <= tonumber(last) and tonumber(since) or now()
+  if now() - run_since < COURTESY_MS then return false end
+  if not tell_first(k, FREE_MS) and not next then return false end
+  call('SET', k.handoffs, 'free', 'PX', FREE_MS)
+  return true
+end
+
 -- Grants to the first live waiters as far as they are admitted. `me` is told by the reply, all
 -- others by their inbox; one that is not subscribed just now is passed over and keeps its place.
 -- Answers the lock's value, the token of `me` if it was granted, and whether nobody is left who
 -- comes before a newcomer.
 local function hand_on(k, me)
   local value, place, granted, deaf = value_of(k), 0, nil, {}
+  if is_left_free(k, value) then return value, nil, false end
   for _ = 1, 256 do
     local id = call('ZRANGEBYSCORE', k.queue, 1, '+inf', 'LIMIT', place, 1)[1]
     if not id then return value, granted, true end
@@ -219,6 +268,7 @@ local function hand_on(k, me)
       if token and (id == me or publish(c.inbox, 'g' .. id .. num(token)) > 0) then
         unqueue(k, id)
         value = hold(k, c, token, c.f)
+        go_on(k, token)
         if id == me then granted = token end
         -- Beside an exclusive holder nobody else comes in.
         if c.mode == 'x' then return value, granted, false end
@@ -246,8 +296,14 @@ local function holding(k, value, id)
   return nil
 end
 
-local function queued(k, id, fence)
-  return { 'queued', fence, call('ZRANK', k.queue, id), call('PTTL', k.lock) }
+-- Whether this is somebody else's lock: its end is not told by a script.
+local function is_foreign(value)
+  return value and not is_shared(value) and not string.find(value, '^%x+:%d*:%d:%d+:')
+end
+
+local function queued(k, id, fence, value)
+  local left = call('PTTL', is_left_free(k, value) and k.handoffs or k.lock)
+  return { 'queued', fence, call('ZRANK', k.queue, id), left, is_foreign(value) and 1 or 0 }
 end
 
 -- The place of `c` lives for another q. A queue of corpses vanishes by itself.
@@ -274,22 +330,24 @@ local function heartbeat(k, id, inbox)
   even_if_full(k)
   refresh(k, c)
   if not value or is_shared(value) then
-    local _, granted = hand_on(k, id)
+    local granted
+    value, granted = hand_on(k, id)
     if granted then return { 'granted', num(granted), c.f } end
   end
-  return queued(k, id, call('GET', k.fence) or '0')
+  return queued(k, id, call('GET', k.fence) or '0', value)
 end
 
--- A claim's first request, or its repetition.
-local function acquire(k, c, wait)
+-- A claim's first request, or its repetition. `follows`: it comes with a release of its client, and
+-- waits if that left the lock free.
+local function acquire(k, c, wait, follows)
   if is_marked(k, c.id) then return { 'gone' } end
   local value = value_of(k)
   local held = holding(k, value, c.id)
   if held then return held end
   if call('ZSCORE', k.queue, c.id) then return heartbeat(k, c.id, c.inbox) end
   -- For one that only tries too: else the dead in the queue would make it busy.
-  local nobody_before, _ = true
-  if (not value or is_shared(value)) and call('EXISTS', k.queue) == 1 then
+  local nobody_before, _ = not (is_left_free(k, value) and (follows or first_of(k)))
+  if nobody_before and (not value or is_shared(value)) and call('EXISTS', k.queue) == 1 then
     value, _, nobody_before = hand_on(k, nil)
   end
   local why = clash(k, value, c)
@@ -297,6 +355,7 @@ local function acquire(k, c, wait)
   if nobody_before and admits(k, value, c) then
     local number = next_number(k, c)
     hold(k, c, number, c.ttl)
+    go_on(k, number)
     return { 'granted-now', num(number) }
   end
   if not wait then return { 'busy', call('PTTL', k.lock) } end
@@ -304,7 +363,7 @@ local function acquire(k, c, wait)
   local ticket = num(next_number(k, c))
   call('ZADD', k.queue, ticket, c.id)
   refresh(k, c)
-  return queued(k, c.id, ticket)
+  return queued(k, c.id, ticket, value)
 end
 
 -- Takes a holder out, whatever its token. Whether it was there, and by which token.
@@ -325,13 +384,16 @@ local function drop(k, id)
   return held
 end
 
--- Release and withdrawal are one: whatever bears the id is removed, and the lock handed on.
-local function finish(k, id, token)
+-- Release and withdrawal are one: whatever bears the id is removed, and the lock handed on. `next`:
+-- a claim of the same client follows.
+local function finish(k, id, token, next)
   local held = drop(k, id)
   -- One that held does not wait.
   if not held then unqueue(k, id) end
   if held == '0' then held = token end
   -- The waiters' signs of life find the lock if it cannot be handed on now.
-  pcall(hand_on, k, nil)
+  local fine, is_free
+  if held then fine, is_free = pcall(leave_free, k, held, next) end
+  if not (fine and is_free) then pcall(hand_on, k, nil) end
   return (held and held == token) and 'released' or 'not-held'
 end

@@ -77,7 +77,8 @@ pub(super) type Acted = Result<Both, Unanswered>;
 impl Up {
     /// Sends a request, alone or with others.
     pub(super) async fn act(self: &Arc<Self>, request: &Arc<Request>, patience: Duration) -> Acted {
-        if !self.in_crowds || !request.is_usual() {
+        let is_counted = request.is_both() && self.scripts.has_courtesy;
+        if !self.in_crowds || is_counted || !request.is_usual() {
             return Box::pin(self.act_alone(request, patience)).await;
         }
         let behind = match Crowd::enter(self, request) {
@@ -124,10 +125,13 @@ impl Up {
     fn written(&self, request: &Request) -> (&Script, Cmd) {
         let (keys, scripts) = (&request.keys, &self.scripts);
         // A cluster must know all keys: see `Core::declared`.
-        let others = match (self.in_crowds, request.claim()) {
+        let mut others = match (self.in_crowds, request.claim()) {
             (false, Some(id)) => keys.others(id).to_vec(),
             _ => Vec::new(),
         };
+        if !self.in_crowds && scripts.has_courtesy {
+            others.push(keys.handoffs());
+        }
         let (script, count) = match (&request.give, &request.take) {
             (Some(_), None) => (&scripts.give, 2),
             (None, _) => (&scripts.take, 3),

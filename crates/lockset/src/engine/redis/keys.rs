@@ -9,6 +9,11 @@ use crate::engine::{Claim, ClaimId, Grant, Mode};
 use crate::name::{Name, Note};
 use crate::token::Token;
 
+/// How the keys beside a lock end; that of a withdrawn claim ends with its id.
+const ENDS: [&str; 7] = [":fence", ":queue", ":waiters", ":holders", ":held", ":cell", HANDOFFS];
+const HANDOFFS: &str = ":handoffs";
+const MARK: &str = ":mark:";
+
 /// The keys of one name, all in one hash slot.
 #[derive(Debug)]
 pub(super) struct Keys {
@@ -75,10 +80,8 @@ impl Keys {
     /// Whether the lock's key could be one that stands beside another lock. Only with a prefix that
     /// is empty or begins as those do.
     pub(super) fn looks_like_another(&self) -> bool {
-        let ends = [":fence", ":queue", ":waiters", ":holders", ":held", ":cell"];
         let lock = self.lock();
-        lock.starts_with('{')
-            && (ends.iter().any(|end| lock.ends_with(end)) || lock.contains(":mark:"))
+        lock.starts_with('{') && (ENDS.iter().any(|end| lock.ends_with(end)) || lock.contains(MARK))
     }
 
     /// All that a script may touch on behalf of this claim, beside lock, queue and cell.
@@ -86,6 +89,11 @@ impl Keys {
         let [fence, waiters, holders, held] =
             ["fence", "waiters", "holders", "held"].map(|what| self.beside(what));
         [fence, waiters, holders, held, self.beside(&format!("mark:{id}"))]
+    }
+
+    /// What scripts with courtesy touch besides.
+    pub(super) fn handoffs(&self) -> String {
+        format!("{}{HANDOFFS}", self.beside)
     }
 
     /// Where all of them are in a cluster; `None` if the name has braces that tear them apart.
@@ -98,19 +106,49 @@ impl Keys {
     pub(super) fn name_of_lock(prefix: &str, key: &str) -> Option<Name> {
         let name = key.strip_prefix(prefix)?;
         let beside = |what: &str| key.starts_with('{') && key.contains(what);
-        if beside(":fence") || beside(":mark:") { None } else { name.parse().ok() }
+        let is_beside = beside(":fence") || beside(MARK) || beside(HANDOFFS);
+        if is_beside { None } else { name.parse().ok() }
     }
 
     /// The name whose cell is this key.
     pub(super) fn name_of_cell(prefix: &str, key: &str) -> Option<Name> {
-        let beside = key.strip_suffix(":cell")?;
+        Self::name_beside(prefix, key, ":cell")
+    }
+
+    /// The name that a change of this key concerns.
+    pub(super) fn name_of(prefix: &str, key: &str) -> Option<Name> {
+        let beside = ENDS.iter().find_map(|end| Self::name_beside(prefix, key, end));
+        let marked = || key.rfind(MARK).and_then(|at| Self::name_beside(prefix, key, &key[at..]));
+        beside.or_else(marked).or_else(|| key.strip_prefix(prefix)?.parse().ok())
+    }
+
+    /// The name beside whose lock this key stands, if it ends so.
+    fn name_beside(prefix: &str, key: &str, end: &str) -> Option<Name> {
+        let beside = key.strip_suffix(end)?;
         let bare = beside.strip_prefix('{').and_then(|lock| lock.strip_suffix('}'));
         let tagged = beside.split_once("}:").map(|(_, lock)| lock);
         let astray = beside.strip_prefix("{}");
         [bare, tagged, astray].into_iter().flatten().find_map(|lock| {
             let name = lock.strip_prefix(prefix)?.parse().ok()?;
-            (Self::new(prefix, &name).cell() == key).then_some(name)
+            (Self::new(prefix, &name).beside == beside).then_some(name)
         })
+    }
+
+    /// What all keys of all names that begin like this begin with, and few others. None of them
+    /// begins with another; none at all: every key may be one.
+    pub(super) fn begin_with(prefix: &str, begin: &str) -> Vec<String> {
+        let locks = format!("{prefix}{begin}");
+        let beside = match tag(&locks) {
+            Some(tag) => format!("{{{tag}}}:{locks}"),
+            // The names may have any tag.
+            None => "{".to_owned(),
+        };
+        match locks.is_empty() {
+            true => Vec::new(),
+            false if locks.starts_with(&beside) => vec![beside],
+            false if beside.starts_with(&locks) => vec![locks],
+            false => vec![locks, beside],
+        }
     }
 }
 
@@ -217,9 +255,41 @@ mod tests {
                 assert_eq!(Keys::name_of_lock(prefix, keys.lock()), Some(name.clone()));
                 assert_eq!(Keys::name_of_lock(prefix, &fence), None, "{fence}");
                 assert_eq!(Keys::name_of_lock(prefix, &mark), None, "{mark}");
+                assert_eq!(Keys::name_of_lock(prefix, &keys.handoffs()), None);
                 assert_eq!(Keys::name_of_cell(prefix, &keys.cell()), Some(name));
             }
         }
+    }
+
+    /// A change of any key of a name is a change of that name, and is told to whoever asks for the
+    /// name or for what it begins with.
+    #[test]
+    fn every_key_of_a_name_is_tracked_and_known() {
+        let names = ["jobs/42", "{user}/42", "jobs/{user}/42", "a}b", "}:{", "{", "{}", "a:queue"];
+        for prefix in ["lockset:", "", "{all}:", "{", "x{"] {
+            for name in names {
+                let name: Name = name.parse().unwrap();
+                let keys = Keys::new(prefix, &name);
+                let others = keys.others(ClaimId::from_bits(7));
+                let lock = keys.lock().to_owned();
+                let all = [&[lock, keys.queue(), keys.cell(), keys.handoffs()], &others[..]];
+                for key in all.concat() {
+                    assert_eq!(Keys::name_of(prefix, &key), Some(name.clone()), "{prefix} {key}");
+                    let begins = name.as_str().char_indices().map(|(at, _)| &name.as_str()[..at]);
+                    for begin in begins.chain([name.as_str()]) {
+                        let tracked = Keys::begin_with(prefix, begin);
+                        let is_tracked = tracked.iter().any(|begin| key.starts_with(begin));
+                        assert!(is_tracked || tracked.is_empty(), "{key} by {tracked:?}");
+                    }
+                }
+            }
+        }
+        assert_eq!(Keys::name_of("lockset:", "other"), None);
+        assert_eq!(Keys::begin_with("lockset:", "jobs/"), ["lockset:jobs/", "{"]);
+        assert_eq!(Keys::begin_with("lockset:", "{a}/"), ["lockset:{a}/", "{a}:lockset:{a}/"]);
+        assert_eq!(Keys::begin_with("{", "a"), ["{"]);
+        assert_eq!(Keys::begin_with("{a}:", ""), ["{a}:"]);
+        assert!(Keys::begin_with("", "").is_empty());
     }
 
     /// What `docs/redis-handoff.md` rests on, from the shortest ttl to the longest.

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use super::ENGINE;
-use super::scripts::Scripts;
+use super::scripts::{Script, Scripts};
 use super::servers::{Address, Servers, Shape};
 use super::slots::Map;
 use super::vitals::About;
@@ -35,7 +35,17 @@ const SHARDED: char = '~';
 const ANYWHERE: char = '^';
 
 /// Takes what the server pushes.
-pub(super) type Postman = Arc<dyn Fn(&[u8]) + Send + Sync>;
+pub(super) type Postman = Arc<dyn Fn(Pushed<'_>) + Send + Sync>;
+
+/// What a server pushes.
+pub(super) enum Pushed<'a> {
+    /// A message to the inbox.
+    Message(&'a [u8]),
+    /// A key that is tracked has changed.
+    Changed(&'a [u8]),
+    /// All keys are gone.
+    Flushed,
+}
 
 /// One connection at a time, made again whenever it breaks.
 #[derive(Debug)]
@@ -63,6 +73,7 @@ pub(super) struct Up {
     pub(super) inbox: String,
     /// It is told of grants itself, and looked after.
     listens: bool,
+    tracking: Tracking,
     /// Whether requests travel together: in a cluster keys of different slots cannot.
     pub(super) in_crowds: bool,
     pub(super) crowd: Crowd<Self>,
@@ -70,6 +81,13 @@ pub(super) struct Up {
     /// Where it lives.
     pub(super) runtime: Handle,
     health: Arc<Health>,
+}
+
+/// Whether the server tracks what is read over a connection.
+#[derive(Debug, Default)]
+struct Tracking {
+    is_on: AtomicBool,
+    is_refused: AtomicBool,
 }
 
 /// Whether a connection may still be used.
@@ -164,6 +182,93 @@ impl Up {
         answer
     }
 
+    /// Sends a command that reads. Returns also whether the server will push, once, when a key that
+    /// was read changes. `script` is what the command runs.
+    pub(super) async fn ask_tracked(
+        &self,
+        patience: Duration,
+        script: Option<&Script>,
+        command: &Cmd,
+    ) -> Result<(Value, bool), Unanswered> {
+        let mut is_tracked = false;
+        let request = async {
+            let (mut answer, told) = self.send_tracked(command).await?;
+            is_tracked = told;
+            if let (Err(error), Some(script)) = (&answer, script)
+                && error.code() == Some("NOSCRIPT")
+            {
+                script.load().query_async::<Value>(&mut self.connection.clone()).await?;
+                (answer, is_tracked) = self.send_tracked(command).await?;
+            }
+            answer
+        };
+        let answer = self.answer(patience, request).await?;
+        Ok((answer, is_tracked))
+    }
+
+    /// `CLIENT CACHING YES` applies to the next command of the connection. A pipeline is one
+    /// message to the connection's task, so no other request comes in between.
+    async fn send_tracked(
+        &self,
+        command: &Cmd,
+    ) -> Result<(Result<Value, RedisError>, bool), RedisError> {
+        let Tracking { is_on, is_refused } = &self.tracking;
+        let mut all = redis::pipe();
+        let asks = !is_refused.load(Ordering::Relaxed);
+        if asks && !is_on.load(Ordering::Relaxed) {
+            all.cmd("CLIENT").arg("TRACKING").arg("ON").arg("OPTIN");
+        }
+        if asks {
+            all.cmd("CLIENT").arg("CACHING").arg("YES");
+        }
+        all.add_command(command.clone()).ignore_errors();
+        let mut connection = self.connection.clone();
+        let mut told: Vec<Result<Value, RedisError>> = all.query_async(&mut connection).await?;
+        let answer = told.pop().unwrap_or(Ok(Value::Nil));
+        let refusal = told.into_iter().find_map(Result::err);
+        is_on.store(asks && refusal.is_none(), Ordering::Relaxed);
+        let is_tracked = asks && refusal.is_none();
+        if refusal.is_some_and(|error| !judge(error).into_error().is_retryable()) {
+            is_refused.store(true, Ordering::Relaxed);
+        }
+        Ok((answer, is_tracked))
+    }
+
+    /// Makes the server push every change of a key with one of these prefixes; of every key if
+    /// there are none.
+    async fn track_all(&self, begins: &[String]) -> Result<(), Unanswered> {
+        let mut track = redis::cmd("CLIENT");
+        track.arg("TRACKING").arg("ON").arg("BCAST");
+        for begin in begins {
+            track.arg("PREFIX").arg(begin);
+        }
+        let mut connection = self.connection.clone();
+        self.answer(CONNECT, track.query_async(&mut connection)).await.map(drop)
+    }
+
+    /// Returns when the connection broke, or does not answer any more.
+    pub(super) async fn until_over(&self) {
+        while !self.is_over() {
+            tokio::select! {
+                () = self.health.rings.notified() => {}
+                () = tokio::time::sleep(CHECK_EVERY) => {}
+            }
+            if !self.is_over() && !self.answers_as_master().await {
+                self.health.end();
+            }
+        }
+    }
+
+    /// One that became a replica closes no connection, and may have lost grants when it is a master
+    /// again; then tokens must begin above the time of a new connection. One that was a replica
+    /// only between two looks is not noticed.
+    async fn answers_as_master(&self) -> bool {
+        let mut connection = self.connection.clone();
+        let role = redis::cmd("ROLE");
+        let answered = tokio::time::timeout(SILENT, role.query_async::<Value>(&mut connection));
+        matches!(answered.await, Ok(Ok(role)) if replicas_of_master(&role).is_ok())
+    }
+
     pub(super) fn is_over(&self) -> bool {
         self.health.over.load(Ordering::Acquire)
     }
@@ -218,6 +323,12 @@ impl Link {
                 State::Up(_) => failed("the connection broke".to_owned(), true, None),
             })),
         }
+    }
+
+    /// Returns when this is not the connection any more.
+    pub(super) async fn until_replaced(&self, up: &Arc<Up>) {
+        let is_other = |state: &State| !matches!(state, State::Up(now) if Arc::ptr_eq(now, up));
+        let _ = self.state.clone().wait_for(is_other).await;
     }
 
     pub(super) fn close(&self) {
@@ -289,6 +400,19 @@ impl Maker {
         self.connect_to(up.at.clone(), up.inbox.clone(), false).await
     }
 
+    /// Another one, to which the server pushes every change of a key with one of these prefixes.
+    pub(super) async fn tracking_beside(
+        &self,
+        up: &Up,
+        postman: Postman,
+        begins: &[String],
+    ) -> Result<Up, Unanswered> {
+        let maker = Self { postman, ..self.clone() };
+        // Whatever is wrong with a connection may be right the next time.
+        let up = maker.beside(up).await.map_err(Unanswered::Unknown)?;
+        up.track_all(begins).await.map(|()| up)
+    }
+
     async fn connect_to(&self, to: Address, inbox: String, listens: bool) -> Result<Up, Error> {
         let connecting = async {
             let (up, about) = self.try_connect(to.clone(), inbox, listens).await.map_err(judge)?;
@@ -338,6 +462,7 @@ impl Maker {
             floor,
             inbox,
             listens,
+            tracking: Tracking::default(),
             in_crowds: self.servers.shape != Shape::Cluster,
             crowd: Crowd::default(),
             scripts: self.scripts.clone(),
@@ -356,8 +481,16 @@ impl Maker {
         move |push: PushInfo| {
             match (&push.kind, push.data.get(1)) {
                 (PushKind::Message | PushKind::SMessage, Some(Value::BulkString(text))) => {
-                    postman(text);
+                    postman(Pushed::Message(text));
                 }
+                (PushKind::Invalidate, _) => match push.data.first() {
+                    Some(Value::Array(keys)) => keys.iter().for_each(|key| {
+                        if let Value::BulkString(key) = key {
+                            postman(Pushed::Changed(key));
+                        }
+                    }),
+                    _ => postman(Pushed::Flushed),
+                },
                 // A slot that moved away takes its channel along. The client library takes such a
                 // push for the answer to the oldest request: from here on answers are shifted.
                 (PushKind::SUnsubscribe, _) => {
@@ -399,18 +532,8 @@ impl Maker {
                 () = up.health.rings.notified() => {}
                 () = tokio::time::sleep(CHECK_EVERY) => {}
             }
-            if up.is_over() || self.is_deposed(&up).await {
+            if up.is_over() || self.is_deposed(&up).await || !up.answers_as_master().await {
                 break;
-            }
-            let mut connection = up.connection.clone();
-            // One that became a replica closes no connection, and may have lost grants when it is a
-            // master again; then tokens must begin above the time of a new connection. One that was
-            // a replica only between two looks is not noticed.
-            let role = redis::cmd("ROLE");
-            let answered = tokio::time::timeout(SILENT, role.query_async::<Value>(&mut connection));
-            match answered.await {
-                Ok(Ok(role)) if replicas_of_master(&role).is_ok() => {}
-                _ => break,
             }
         }
         up.health.end();

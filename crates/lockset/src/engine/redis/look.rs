@@ -1,8 +1,6 @@
-//! Looking: one name, all names, and what changes; and the cells.
+//! Looking: one name, or all names; and the cells.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::BTreeSet;
 
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
@@ -13,22 +11,28 @@ use super::keys::Keys;
 use super::link::Unanswered;
 use super::nodes::Node;
 use super::{Core, PATIENCE};
-use crate::engine::{Break, Cell, ClaimId, Holder, LockState, Scope, Swap, Version};
+use crate::engine::{Break, Cell, ClaimId, Holder, LockState, Swap, Version};
 use crate::error::Result;
 use crate::name::{Name, Prefix};
 
-/// How often a watch looks; changes of locks are not published.
-const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// So many names are looked at together.
 const LOOKS: usize = 32;
 
 impl Core {
     pub(super) async fn look(&self, name: &Name) -> Result<LockState> {
         let keys = self.keys(name);
-        let mut names = vec![keys.lock().to_owned(), keys.queue(), keys.cell()];
-        names.extend(keys.others(ClaimId::from_bits(0)));
-        let answer = self.run(&self.scripts.look, &keys, &names, &[] as &[String]).await;
+        let nothing: &[String] = &[];
+        let answer = self.run(&self.scripts.look, &keys, &looked_at(&keys), nothing).await;
         look_state(name, &answer.map_err(Unanswered::into_error)?)
+    }
+
+    /// The same, and whether the server will push the next change of the name.
+    pub(super) async fn look_tracked(&self, name: &Name) -> Result<(LockState, bool)> {
+        let (keys, script) = (self.keys(name), &self.scripts.look);
+        let look = script.call_with(&looked_at(&keys), &[] as &[String]);
+        let answer = self.ask_tracked(Some(script), &keys, &look).await;
+        let (answer, is_tracked) = answer.map_err(Unanswered::into_error)?;
+        Ok((look_state(name, &answer)?, is_tracked))
     }
 
     pub(super) async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
@@ -55,7 +59,7 @@ impl Core {
         let locks = format!("{begin}*");
         let cells = ["{", "{*}:", "{}"].map(|before| format!("{before}{begin}*:cell"));
         let nodes = self.nodes.everyone().await;
-        // All at once, for a watch asks again and again.
+        // All at once: a watch that polls asks again and again.
         let of_locks = try_join_all(nodes.iter().map(|node| scan(node, &locks, "string")));
         let of_cells = try_join_all(
             nodes.iter().flat_map(|node| cells.iter().map(|cell| scan(node, cell, "hash"))),
@@ -100,10 +104,18 @@ impl Core {
         let keys = self.keys(name);
         let mut names = vec![keys.lock().to_owned(), keys.queue()];
         names.extend(keys.others(ClaimId::from_bits(0)));
+        names.extend(self.scripts.has_courtesy.then(|| keys.handoffs()));
         let args = [u8::from(how == Break::Now).to_string()];
         let answer = self.run_handing_on(&self.scripts.force, &keys, &names, &args).await;
         answers::broken(&answer.map_err(Unanswered::into_error)?)
     }
+}
+
+/// The keys of `look.lua`: all that it may read.
+fn looked_at(keys: &Keys) -> Vec<String> {
+    let mut names = vec![keys.lock().to_owned(), keys.queue(), keys.cell()];
+    names.extend(keys.others(ClaimId::from_bits(0)));
+    names
 }
 
 async fn scan(node: &Node, pattern: &str, kind: &str) -> Result<Vec<String>> {
@@ -132,70 +144,4 @@ async fn scan(node: &Node, pattern: &str, kind: &str) -> Result<Vec<String>> {
 fn escaped(text: &str) -> String {
     let special = |c: char| matches!(c, '*' | '?' | '[' | ']' | '\\');
     text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
-}
-
-/// A watch: looks again and again, and tells what is different.
-pub(super) struct Watch {
-    core: Arc<Core>,
-    scope: Scope,
-    known: BTreeMap<Name, String>,
-    due: VecDeque<Result<LockState>>,
-    first: bool,
-}
-
-impl Watch {
-    pub(super) fn new(core: Arc<Core>, scope: Scope) -> Self {
-        Self { core, scope, known: BTreeMap::new(), due: VecDeque::new(), first: true }
-    }
-
-    pub(super) async fn next(&mut self) -> Result<LockState> {
-        loop {
-            if let Some(state) = self.due.pop_front() {
-                return state;
-            }
-            if !std::mem::take(&mut self.first) {
-                tokio::time::sleep(WATCH_EVERY).await;
-            }
-            self.look().await;
-        }
-    }
-
-    async fn look(&mut self) {
-        let names = match &self.scope {
-            Scope::Name(name) => Ok(vec![name.clone()]),
-            Scope::Prefix(prefix) => self.core.names(prefix).await,
-        };
-        let names = match names {
-            Ok(names) => names,
-            Err(error) => return self.due.push_back(Err(error)),
-        };
-        let gone: Vec<Name> =
-            self.known.keys().filter(|name| names.binary_search(name).is_err()).cloned().collect();
-        for (name, state) in self.core.looks(names.into_iter().chain(gone).collect()).await {
-            match state {
-                Err(error) => self.due.push_back(Err(error)),
-                Ok(state) => {
-                    let face = face(&state);
-                    let known = match (&self.scope, state.is_used()) {
-                        (Scope::Prefix(_), false) => self.known.remove(&name),
-                        _ => self.known.insert(name, face.clone()),
-                    };
-                    if known != Some(face) {
-                        self.due.push_back(Ok(state));
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// What of a state makes a difference: all but the time that is left.
-fn face(state: &LockState) -> String {
-    let holders: Vec<_> = state
-        .holders
-        .iter()
-        .map(|holder| (holder.claim, holder.token, holder.mode, &holder.note, holder.revoked))
-        .collect();
-    let waiters: Vec<_> = state.waiters.iter().map(|waiter| (waiter.claim, &waiter.note)).collect();
-    format!("{holders:?} {waiters:?} {:?}", state.cell)
 }

@@ -104,6 +104,14 @@ impl Nodes {
         }
     }
 
+    /// The runtime on which the client's own connections live.
+    pub(super) fn home(&self) -> &Handle {
+        match &self.all {
+            All::One(node) => &node.home,
+            All::Cluster(cluster) => &cluster.home,
+        }
+    }
+
     pub(super) fn close(&self) {
         match &self.all {
             All::One(node) => node.link.close(),

@@ -8,6 +8,9 @@ use redis::{Cmd, RedisError, ToRedisArgs, Value};
 /// The scripts count in doubles, which are exact below this.
 pub(super) const TOKENS_END: u64 = 1 << 53;
 
+/// How long courtesy leaves a lock free: longer than most libraries pause between two attempts.
+const LEFT_FREE: Duration = Duration::from_millis(150);
+
 /// All that is decided on the server.
 #[derive(Debug)]
 pub(super) struct Scripts {
@@ -23,15 +26,20 @@ pub(super) struct Scripts {
     pub(super) look: Script,
     pub(super) cell: Script,
     pub(super) force: Script,
+    /// Whether locks are left free for others now and then.
+    pub(super) has_courtesy: bool,
 }
 
 impl Scripts {
-    pub(super) fn new(fence_idle: Duration) -> Self {
+    pub(super) fn new(fence_idle: Duration, courtesy: Option<Duration>) -> Self {
         let idle = fence_idle.as_millis().to_string();
+        let after = courtesy.map_or(0, |after| after.as_millis()).to_string();
+        let free = LEFT_FREE.as_millis().to_string();
         let common = include_str!("common.lua");
         let end = TOKENS_END.to_string();
         let new = |code: String| {
-            Script::new(code.replace("FENCE_IDLE_MS", &idle).replace("TOKENS_END", &end))
+            let code = code.replace("FENCE_IDLE_MS", &idle).replace("TOKENS_END", &end);
+            Script::new(code.replace("COURTESY_MS", &after).replace("FREE_MS", &free))
         };
         let script = |body: &str| new(format!("{common}\n{body}"));
         // The usual case, what it needs otherwise, and then the rest.
@@ -50,6 +58,7 @@ impl Scripts {
             look: script(include_str!("look.lua")),
             cell: Script::new(include_str!("cell.lua").to_owned()),
             force: script(include_str!("break.lua")),
+            has_courtesy: courtesy.is_some(),
         }
     }
 }

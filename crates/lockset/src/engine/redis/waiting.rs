@@ -5,10 +5,11 @@
 //! grant's token is above the fence that the answer told; so the lease runs at least `f` from when
 //! that request was *sent*. A grant whose token is not above that fence was over before: void.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::keys::{Leases, grant};
 use crate::clock::Moment;
@@ -28,11 +29,16 @@ const ROUNDED: Duration = Duration::from_millis(1);
 pub(super) struct Waiters {
     longest_first_lease: Duration,
     table: Mutex<FastMap<ClaimId, Arc<Waiter>>>,
+    /// Waiters whose lock is foreign and tracked, by its key.
+    behind_foreign: Mutex<HashMap<String, Vec<AwaitsChange>>>,
 }
+
+/// Who is told of a change, and how.
+type AwaitsChange = (ClaimId, oneshot::Sender<()>);
 
 impl Waiters {
     pub(super) fn new(longest_first_lease: Duration) -> Self {
-        Self { longest_first_lease, table: Mutex::default() }
+        Self { longest_first_lease, table: Mutex::default(), behind_foreign: Mutex::default() }
     }
 
     /// The waiter of this claim, new or known from a release that took it along.
@@ -52,7 +58,62 @@ impl Waiters {
 
     /// This claim waits no more, and shows no more signs of life.
     pub(super) fn remove(&self, id: ClaimId) -> Option<Arc<Waiter>> {
-        self.table().remove(&id)
+        let waiter = self.table().remove(&id)?;
+        self.forget_change(&waiter);
+        Some(waiter)
+    }
+
+    /// Resolves when the lock of this waiter, which has this key and is tracked, changes. `None` if
+    /// that is awaited already, or if it does not wait any more.
+    pub(super) fn await_change(
+        &self,
+        lock: &str,
+        waiter: &Waiter,
+    ) -> Option<oneshot::Receiver<()>> {
+        let id = waiter.claim.id;
+        // Set before the lookup, so that a concurrent `remove` sees it.
+        let _ = waiter.tracked.set(lock.to_owned());
+        let mut behind = unpoisoned(&self.behind_foreign);
+        self.find(id)?;
+        let awaiting = behind.entry(lock.to_owned()).or_default();
+        if awaiting.iter().any(|(other, _)| *other == id) {
+            return None;
+        }
+        let (tell, changed) = oneshot::channel();
+        awaiting.push((id, tell));
+        Some(changed)
+    }
+
+    pub(super) fn forget_change(&self, waiter: &Waiter) {
+        let Some(lock) = waiter.tracked.get() else { return };
+        let mut behind = unpoisoned(&self.behind_foreign);
+        if let Some(awaiting) = behind.get_mut(lock) {
+            awaiting.retain(|(id, _)| *id != waiter.claim.id);
+            if awaiting.is_empty() {
+                behind.remove(lock);
+            }
+        }
+    }
+
+    /// A connection was lost, and with it what the server tracked for it.
+    pub(super) fn forget_changes(&self) {
+        unpoisoned(&self.behind_foreign).clear();
+    }
+
+    /// The lock with this key has changed, if it is tracked.
+    pub(super) fn changed(&self, lock: &str) {
+        let awaiting = unpoisoned(&self.behind_foreign).remove(lock).unwrap_or_default();
+        for (_, tell) in awaiting {
+            let _ = tell.send(());
+        }
+    }
+
+    /// All locks have changed.
+    pub(super) fn all_changed(&self) {
+        let behind = std::mem::take(&mut *unpoisoned(&self.behind_foreign));
+        for (_, tell) in behind.into_values().flatten() {
+            let _ = tell.send(());
+        }
     }
 
     /// Those whose next sign of life is due at `now`; or all.
@@ -79,6 +140,8 @@ pub(super) struct Waiter {
     pub(super) leases: Leases,
     /// Rings when there is news.
     pub(super) news: Notify,
+    /// The key of its lock, if it may be in `behind_foreign`.
+    tracked: OnceLock<String>,
     facts: Mutex<Facts>,
 }
 
@@ -92,6 +155,9 @@ struct Facts {
     /// When the next sign of life is due, and when the lease before us may end.
     beat_at: Option<Moment>,
     look_at: Option<Moment>,
+    /// When the lock is left free no more, as a push told. No answer takes it back: answers and
+    /// pushes overtake each other.
+    free_until: Option<Moment>,
     offer: Option<(u64, Moment)>,
     gone: bool,
     refused: Option<Error>,
@@ -110,7 +176,8 @@ pub(super) enum News {
 
 impl Waiter {
     fn new(claim: Claim, leases: Leases) -> Self {
-        Self { claim, leases, news: Notify::new(), facts: Mutex::default() }
+        let (news, tracked) = (Notify::new(), OnceLock::new());
+        Self { claim, leases, news, tracked, facts: Mutex::default() }
     }
 
     /// Nothing was asked for it yet.
@@ -174,6 +241,12 @@ impl Waiter {
         }
     }
 
+    /// The lock is left free for others for so long, and this one is the first to be granted then.
+    pub(super) fn look_in(&self, now: Moment, left: Duration) {
+        self.facts().free_until = Some(now + left + ROUNDED);
+        self.news.notify_one();
+    }
+
     pub(super) fn gone(&self) {
         self.facts().gone = true;
         self.news.notify_one();
@@ -200,8 +273,9 @@ impl Waiter {
             return News::Ask;
         }
         // Once looked, the next signs of life tell how long to wait.
-        let look_at = facts.look_at.filter(|at| *at > now);
-        facts.look_at = look_at;
+        facts.look_at = facts.look_at.filter(|at| *at > now);
+        facts.free_until = facts.free_until.filter(|at| *at > now);
+        let look_at = [facts.look_at, facts.free_until].into_iter().flatten().min();
         News::Waits(look_at.unwrap_or(Moment::NEVER))
     }
 
@@ -398,6 +472,12 @@ mod tests {
                 _ => panic!("it does not wait"),
             }
         };
+        let (waiter, moment) = (queued(2), Duration::from_millis(150));
+        waiter.look_in(at(1_200), moment);
+        // An answer from before the release comes late.
+        waiter.queued(at(1_000), at(1_210), 2, 0, Some(TTL));
+        let until = at(1_200) + moment + ROUNDED;
+        assert!(matches!(waiter.news(at(1_220)), News::Waits(at) if at == until));
         assert_eq!(look_at(0), at(6_100) + ROUNDED);
         assert_eq!(look_at(2), look_at(0) + STEP_BACK * 2);
     }

@@ -85,33 +85,47 @@ mod tests {
 
     #[test]
     fn a_writer_watches_who_is_before_it_and_a_reader_the_last_writer() {
-        let queue =
-            queue(&["r-__READ__01", "r-__READ__02", "w-lock-03", "r-__READ__04", "w-lock-05"]);
-        assert_eq!(judge(&queue, "r-__READ__01"), Verdict::Admitted);
-        assert_eq!(judge(&queue, "r-__READ__02"), Verdict::Admitted);
-        assert_eq!(judge(&queue, "w-lock-03"), one("r-__READ__02"));
-        assert_eq!(judge(&queue, "r-__READ__04"), one("w-lock-03"));
-        assert_eq!(judge(&queue, "w-lock-05"), one("r-__READ__04"));
-        assert_eq!(judge(&queue, "w-lock-06"), Verdict::Gone);
+        let queue = queue(&[
+            "r-__READ__0000000001",
+            "r-__READ__0000000002",
+            "w-lock-0000000003",
+            "r-__READ__0000000004",
+            "w-lock-0000000005",
+        ]);
+        assert_eq!(judge(&queue, "r-__READ__0000000001"), Verdict::Admitted);
+        assert_eq!(judge(&queue, "r-__READ__0000000002"), Verdict::Admitted);
+        assert_eq!(judge(&queue, "w-lock-0000000003"), one("r-__READ__0000000002"));
+        assert_eq!(judge(&queue, "r-__READ__0000000004"), one("w-lock-0000000003"));
+        assert_eq!(judge(&queue, "w-lock-0000000005"), one("r-__READ__0000000004"));
+        assert_eq!(judge(&queue, "w-lock-0000000006"), Verdict::Gone);
         assert_eq!(holders(&queue), 2);
     }
 
     #[test]
     fn the_first_who_waits_for_permits_watches_all_holders_and_others_who_is_before_them() {
-        let queue =
-            queue(&["a-1.3__PERM__01", "b-1.3__PERM__02", "c-3.3__PERM__03", "d-1.3__PERM__04"]);
-        assert_eq!(judge(&queue, "b-1.3__PERM__02"), Verdict::Admitted);
-        let holders = vec!["a-1.3__PERM__01".to_owned(), "b-1.3__PERM__02".to_owned()];
-        assert_eq!(judge(&queue, "c-3.3__PERM__03"), Verdict::Wait(WaitFor::AnyOf(holders)));
-        let behind = Verdict::Wait(WaitFor::Behind("c-3.3__PERM__03".to_owned()));
-        assert_eq!(judge(&queue, "d-1.3__PERM__04"), behind);
+        let queue = queue(&[
+            "a-1.3__PERM__0000000001",
+            "b-1.3__PERM__0000000002",
+            "c-3.3__PERM__0000000003",
+            "d-1.3__PERM__0000000004",
+        ]);
+        assert_eq!(judge(&queue, "b-1.3__PERM__0000000002"), Verdict::Admitted);
+        let holders =
+            vec!["a-1.3__PERM__0000000001".to_owned(), "b-1.3__PERM__0000000002".to_owned()];
+        assert_eq!(
+            judge(&queue, "c-3.3__PERM__0000000003"),
+            Verdict::Wait(WaitFor::AnyOf(holders))
+        );
+        let behind = Verdict::Wait(WaitFor::Behind("c-3.3__PERM__0000000003".to_owned()));
+        assert_eq!(judge(&queue, "d-1.3__PERM__0000000004"), behind);
     }
 
     #[test]
     fn a_name_has_one_use_at_a_time() {
-        let mixed = queue(&["a-1.3__PERM__01", "w-lock-02", "x-1.4__PERM__03"]);
-        assert!(matches!(judge(&mixed, "w-lock-02"), Verdict::Clash(_)));
-        assert!(matches!(judge(&mixed, "x-1.4__PERM__03"), Verdict::Clash(_)));
-        assert_eq!(judge(&mixed, "a-1.3__PERM__01"), Verdict::Admitted);
+        let mixed =
+            queue(&["a-1.3__PERM__0000000001", "w-lock-0000000002", "x-1.4__PERM__0000000003"]);
+        assert!(matches!(judge(&mixed, "w-lock-0000000002"), Verdict::Clash(_)));
+        assert!(matches!(judge(&mixed, "x-1.4__PERM__0000000003"), Verdict::Clash(_)));
+        assert_eq!(judge(&mixed, "a-1.3__PERM__0000000001"), Verdict::Admitted);
     }
 }

@@ -72,13 +72,21 @@ impl Layout {
         self != Layout::Kazoo
     }
 
-    /// A child of a lock's parent, as it stands in the queue; `None` if it is none of its business.
+    /// A child of a lock's parent, as it stands in the queue; `None` if it cannot be a claim.
     pub(super) fn place(self, node: &str) -> Option<Place> {
-        let (key, mode) = match self {
-            Layout::Kazoo => kazoo_key(node)?,
-            Layout::Curator | Layout::CuratorRw => curator_key(node),
-        };
+        let (key, mode) = self.key(node)?;
         Some(Place { key: key.to_owned(), node: node.to_owned(), mode })
+    }
+
+    /// What decides the order of a claim, and its mode. A node without a number that the server
+    /// gave is no claim, such as the children `locks` and `leases` of Curator's semaphores.
+    fn key(self, node: &str) -> Option<(&str, ModeByName)> {
+        match self {
+            Layout::Kazoo => kazoo_key(node),
+            Layout::Curator | Layout::CuratorRw => {
+                Some(curator_key(node)).filter(|(key, _)| number_of(key).is_some())
+            }
+        }
     }
 
     /// All who hold or wait, in their order.
@@ -90,10 +98,7 @@ impl Layout {
 
     /// Whether a node could be somebody's claim, and not the parent of other locks.
     pub(super) fn is_claim(self, node: &str) -> bool {
-        match self {
-            Layout::Kazoo => kazoo_key(node).is_some(),
-            _ => number_of(curator_key(node).0).is_some(),
-        }
+        self.key(node).is_some()
     }
 
     /// The claim that a node bears in its name.
@@ -154,7 +159,7 @@ pub(super) fn number_of(node: &str) -> Option<i32> {
     node.get(start..)?.parse().ok()
 }
 
-/// Curator: what follows the last marker, otherwise the whole name. Every child counts.
+/// Curator: what follows the last marker, otherwise the whole name.
 fn curator_key(node: &str) -> (&str, ModeByName) {
     if let Some((_, key)) = node.rsplit_once("lock-") {
         return (key, ModeByName::Exclusive);
@@ -355,7 +360,8 @@ mod tests {
     #[test]
     fn the_order_is_curators_to_the_letter() {
         // The text after the last `lock-`: a negative number comes first, and the smaller of two
-        // negative ones last. What has no marker sorts by its whole name, after all numbers.
+        // negative ones last. What has no marker sorts by its whole name. What has no number is
+        // no claim.
         let (a, b) = ("_c_ffffffff-ffff-ffff-ffff-ffffffffffff", "_c_00000000-lock-clock");
         let children = [
             format!("{a}-lock-0000000010"),
@@ -364,7 +370,12 @@ mod tests {
             format!("{b}-lock--2147483647"),
             format!("{a}-lock-2147483647"),
             "lock-0000000003".to_owned(),
+            "somebody-0000000001".to_owned(),
             "somebody".to_owned(),
+            "locks".to_owned(),
+            "leases".to_owned(),
+            "!".to_owned(),
+            "_c_00000000-lock-".to_owned(),
         ];
         let children: Vec<&str> = children.iter().map(String::as_str).collect();
         let expected = [3, 2, 5, 1, 0, 4, 6].map(|index| children[index].to_owned());

@@ -19,7 +19,7 @@ use super::wire::{Refusal, Stat};
 use super::words::Words;
 use super::{Core, PATIENCE};
 use crate::clock::Moment;
-use crate::engine::watch::{Recheck, watch_states_with};
+use crate::engine::watch::{Recheck, hints_of, watch_states_with};
 use crate::engine::{Break, Cell, ClaimId, Holder, LockState, Scope, Waiter};
 use crate::error::{Error, Result};
 use crate::mutual::unpoisoned;
@@ -357,7 +357,7 @@ async fn begin(core: Arc<Core>, scope: Scope) -> Result<BoxStream<'static, Resul
             Ok(state)
         }
     };
-    Ok(watch_states_with(clock, first, changes, read, recheck))
+    Ok(watch_states_with(clock, first, hints_of(changes), read, recheck))
 }
 
 /// A watch goes on over a lost connection.
@@ -375,7 +375,7 @@ async fn look_until_seen(core: &Core, name: &Name) -> Result<LockState> {
 
 /// For servers before 3.6, which cannot watch a node and all below it.
 fn recheck(core: Arc<Core>, scope: Scope) -> Recheck {
-    Box::new(move || -> BoxFuture<'static, Result<Option<Vec<LockState>>>> {
+    Recheck::often(Box::new(move || -> BoxFuture<'static, Result<Option<Vec<LockState>>>> {
         let (core, scope) = (core.clone(), scope.clone());
         Box::pin(async move {
             core.main.ready(core.clock.now() + PATIENCE).await?;
@@ -384,5 +384,5 @@ fn recheck(core: Arc<Core>, scope: Scope) -> Recheck {
                 Scope::Prefix(prefix) => core.list(prefix).await.map(Some),
             }
         })
-    })
+    }))
 }
