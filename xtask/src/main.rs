@@ -46,6 +46,8 @@ fn test() -> Outcome {
     let mut counts = Counts::default();
     step("setup", setup::setup)?;
     step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
+    // Counted with all tests, below.
+    step("style", || cargo(&["test", "-q", "--workspace", "--test", "tidy"]))?;
     step("lints", || {
         cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"])
     })?;

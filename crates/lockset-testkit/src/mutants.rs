@@ -144,7 +144,8 @@ pub const VIRTUAL: &[Mutant] = mutants! {
     a_cancelled_lock_leaves_nothing as Mutex on dressed(IgnoresWithdrawals) => "is left";
     a_cancelled_lock_leaves_nothing as OnePermit on dressed(IgnoresWithdrawals) => "is left";
     a_timed_out_waiter_leaves_nothing as Mutex on dressed(StaysInLine) => "waiters: [Waiter";
-    a_silent_home_does_not_prolong_a_wait as Mutex on MemoryStage::start().dressed_outside(|inner| Arc::new(Layered(SaysItIsBusy(inner))))
+    a_silent_home_does_not_prolong_a_wait as Mutex
+        on MemoryStage::start().dressed_outside(|inner| Arc::new(Layered(SaysItIsBusy(inner))))
         => "an error that says that nobody answers";
     close_releases_everything as Mutex on dressed(DeafToRelease) => "when its holder closed";
     close_releases_everything as Mutex on dressed(IgnoresWithdrawals) => "is left";

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::redis::{Redis, RedisOptions};
-use lockset::engine::{Amend, Claim, Engine, Wait};
+use lockset::engine::{self, Amend, Claim, Engine, Wait};
 use lockset::{Break, Error, LossReason, Mode, Token};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{DURABLE, RedisCluster, RedisServer, Skew};
@@ -616,8 +616,9 @@ async fn renewals_bring_the_inbox_along() {
         ours.force_release(&claim.name, Break::Now).await.unwrap();
         let told = tokio::time::timeout(Duration::from_secs(5), signals.next()).await;
         let told = told.unwrap_or_else(|_| panic!("`{}` was not told", claim.name));
-        assert!(
-            matches!(told, Some(lockset::engine::Signal::Lost(id, LossReason::Broken)) if id == claim.id)
-        );
+        let Some(engine::Signal::Lost(id, LossReason::Broken)) = told else {
+            panic!("told {told:?}")
+        };
+        assert_eq!(id, claim.id);
     }
 }

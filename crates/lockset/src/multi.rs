@@ -102,8 +102,8 @@ impl All {
     /// Waits at most this long for all of them together.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the name that was not granted and who holds it; otherwise as [`Mutex::lock`]. None
-    /// is held then.
+    /// [`Error::Timeout`] with the name that was not granted and who holds it; otherwise as
+    /// [`Mutex::lock`]. None is held then.
     ///
     /// # Cancel safety
     /// Cancel safe.

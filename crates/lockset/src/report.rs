@@ -1,8 +1,8 @@
 //! Events and metrics that come from the keeper's thread.
 //!
 //! Subscribers and recorders are the user's code. One that blocks, because its pipe is full, say,
-//! must not stop the renewals. So the keeper's thread runs neither: what it has to report is queued,
-//! and emitted by a thread that does nothing else. If that one falls behind by more than
+//! must not stop the renewals. So the keeper's thread runs neither: what it has to report is
+//! queued, and emitted by a thread that does nothing else. If that one falls behind by more than
 //! [`LONGEST_QUEUE`] reports, further ones are dropped, and the number of those is reported.
 
 use std::cell::Cell;

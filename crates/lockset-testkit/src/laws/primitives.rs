@@ -56,7 +56,8 @@ pub async fn a_detached_lock_is_attached_elsewhere(stage: &dyn Stage, form: Form
     assert!(matches!(stale, Err(Error::Lost { .. })), "a used ticket: {stale:?}");
 }
 
-/// One ticket has one holder: whoever attaches it second is refused, and does not disturb the first.
+/// One ticket has one holder: whoever attaches it second is refused, and does not disturb the
+/// first.
 pub async fn a_ticket_is_attached_once(stage: &dyn Stage, form: Form) {
     let (ours, theirs, late) = (stage.client().await, stage.client().await, stage.client().await);
     let lock = form.of(&ours, "baton", terms(stage).detachable());
@@ -166,7 +167,8 @@ pub async fn a_cut_connection_counts_nothing_twice(stage: &dyn Stage) {
     let ours = stage.client().await;
     let linked = stage.linked().await.expect("there is a connection");
     let (here, there) = (ours.latch("start", 4).unwrap(), linked.locks.latch("start", 4).unwrap());
-    let (one, other) = (ours.barrier("phase", 2).unwrap(), linked.locks.barrier("phase", 2).unwrap());
+    let one = ours.barrier("phase", 2).unwrap();
+    let other = linked.locks.barrier("phase", 2).unwrap();
     let waiting = there.clone();
     let opened = tokio::spawn(async move { waiting.wait().await });
     let passed = tokio::spawn(async move { other.wait().await });
