@@ -18,8 +18,8 @@
 
 mod bare;
 mod child;
+mod contenders;
 mod contest;
-mod crowd;
 mod cycles;
 mod etcd;
 mod handoff;
@@ -51,7 +51,7 @@ const SECTIONS: &[Section] = &[
     Section { name: "64 tasks", measure: cycles::many_tasks },
     Section { name: "hand-off in a process", measure: handoff::in_a_process },
     Section { name: "hand-off over 4 processes", measure: processes::hand_off },
-    Section { name: "10,000 waiters", measure: crowd::hand_off_and_cancel },
+    Section { name: "10,000 waiters", measure: contenders::hand_off_and_cancel },
     Section { name: "commands per grant while 128 wait", measure: processes::commands_per_grant },
     Section { name: "idle waiters", measure: idle::waiters },
     Section { name: "renewing 10,000 held locks", measure: renewing::held_locks },

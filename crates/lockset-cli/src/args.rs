@@ -243,7 +243,7 @@ pub(crate) struct ModeArgs {
 #[derive(Args, Debug)]
 pub(crate) struct JobArgs {
     #[command(flatten)]
-    pub(crate) terms: TermArgs,
+    pub(crate) options: TermArgs,
 
     /// Hold the lock for at most this long, then end the command
     ///

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use lockset::{Guard, Lockset, Name, State, Terms};
+use lockset::{Guard, LockOptions, Lockset, Name, State};
 
 use crate::args::{ElectArgs, JobArgs, ModeArgs, Patience, RunArgs};
 use crate::home::Home;
@@ -86,18 +86,18 @@ async fn campaign_again_and_again(
 }
 
 fn wish<'a>(mode: ModeArgs, patience: &'a Patience, job: &JobArgs) -> Wish<'a> {
-    let mut terms = Terms::default().ttl(ttl(job));
+    let mut options = LockOptions::default().ttl(ttl(job));
     if let Some(longest) = job.max_hold {
-        terms = terms.max_hold(longest);
+        options = options.max_hold(longest);
     }
-    let note = job.terms.note.clone().unwrap_or_default();
-    Wish { mode, election: false, terms: terms.note(note), patience }
+    let note = job.options.note.clone().unwrap_or_default();
+    Wish { mode, election: false, options: options.note(note), patience }
 }
 
 /// Whoever limits the hold to less than the usual lease means a shorter lease, too.
 fn ttl(job: &JobArgs) -> Duration {
     let usual = job.max_hold.map_or(USUAL_TTL, |longest| longest.min(USUAL_TTL));
-    job.terms.ttl.unwrap_or(usual)
+    job.options.ttl.unwrap_or(usual)
 }
 
 fn check_grace(job: &JobArgs, by_session: bool) -> Result<(), Failure> {

@@ -273,7 +273,7 @@ impl Seen {
             _ if !self.ended_by_lease => return None,
             // It is still ours, but its end was in sight.
             _ if is_revoked(locks, guard, farewell).await => LossReason::Revoked,
-            _ if job.max_hold.is_some() && !self.in_doubt => LossReason::HeldLongest,
+            _ if job.max_hold.is_some() && !self.in_doubt => LossReason::MaxHold,
             _ => LossReason::Expired,
         };
         let what = if self.group.is_some() { "ended" } else { "not started" };

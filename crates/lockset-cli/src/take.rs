@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lockset::{Error, Guard, LockState, Lockset, Name, Note, Terms};
+use lockset::{Error, Guard, LockOptions, LockState, Lockset, Name, Note};
 use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
@@ -20,7 +20,7 @@ const UNNOTICED: Duration = Duration::from_millis(200);
 pub(crate) struct Wish<'a> {
     pub(crate) mode: ModeArgs,
     pub(crate) election: bool,
-    pub(crate) terms: Terms,
+    pub(crate) options: LockOptions,
     pub(crate) patience: &'a Patience,
 }
 
@@ -61,10 +61,10 @@ async fn ask(
     wish: &Wish<'_>,
     wait: Option<Duration>,
 ) -> lockset::Result<Option<Guard>> {
-    let terms = wish.terms.clone();
+    let options = wish.options.clone();
     let no_wait = wish.patience.no_wait;
     if wish.election {
-        let election = locks.election(name.as_str())?.with(terms)?;
+        let election = locks.election(name.as_str())?.with(options)?;
         return match wait {
             _ if no_wait => election.try_campaign().await,
             Some(longest) => election.campaign_within(longest).await.map(Some),
@@ -72,7 +72,7 @@ async fn ask(
         };
     }
     if let Some(limit) = wish.mode.limit {
-        let semaphore = locks.semaphore(name.as_str(), limit)?.with(terms)?;
+        let semaphore = locks.semaphore(name.as_str(), limit)?.with(options)?;
         let permits = wish.mode.permits.unwrap_or(1);
         return match wait {
             _ if no_wait => semaphore.try_acquire(permits).await,
@@ -81,14 +81,14 @@ async fn ask(
         };
     }
     if wish.mode.shared {
-        let rwlock = locks.rwlock(name.as_str())?.with(terms)?;
+        let rwlock = locks.rwlock(name.as_str())?.with(options)?;
         return match wait {
             _ if no_wait => rwlock.try_read().await,
             Some(longest) => rwlock.read_within(longest).await.map(Some),
             None => rwlock.read().await.map(Some),
         };
     }
-    let mutex = locks.mutex(name.as_str())?.with(terms)?;
+    let mutex = locks.mutex(name.as_str())?.with(options)?;
     match wait {
         _ if no_wait => mutex.try_lock().await,
         Some(longest) => mutex.lock_within(longest).await.map(Some),

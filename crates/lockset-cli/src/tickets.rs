@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use lockset::{Error, Guard, Lockset, LossReason, Name, Terms, Ticket, Token};
+use lockset::{Error, Guard, LockOptions, Lockset, LossReason, Name, Ticket, Token};
 use serde_json::json;
 
 use crate::args::{AcquireArgs, Printed, TicketArgs};
@@ -85,11 +85,11 @@ async fn acquire_into(
     wait: &mut EngineWait,
     verbose: bool,
 ) -> Result<Held, Failure> {
-    let terms = Terms::default().ttl(args.ttl).detachable();
+    let options = LockOptions::default().ttl(args.ttl).detachable();
     let wish = Wish {
         mode: args.mode,
         election: false,
-        terms: terms.note(args.note.clone().unwrap_or_default()),
+        options: options.note(args.note.clone().unwrap_or_default()),
         patience: &args.patience,
     };
     let guard = take(locks, &args.name, &wish, wait, verbose).await?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockset::{Guard, Lockable, Lockset, Mode, Mutex, Result, RwLock, Semaphore, Terms};
+use lockset::{Guard, LockOptions, Lockable, Lockset, Mode, Mutex, Result, RwLock, Semaphore};
 
 /// A primitive used so that there is one holder at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,12 +28,12 @@ impl Form {
     }
 
     /// The lock `name` in this form.
-    pub fn of(self, locks: &Lockset, name: &str, terms: Terms) -> Alone {
+    pub fn of(self, locks: &Lockset, name: &str, options: LockOptions) -> Alone {
         match self {
-            Form::Mutex => Alone::Mutex(locks.mutex(name).unwrap().with(terms).unwrap()),
-            Form::Writer => Alone::Writer(locks.rwlock(name).unwrap().with(terms).unwrap()),
+            Form::Mutex => Alone::Mutex(locks.mutex(name).unwrap().with(options).unwrap()),
+            Form::Writer => Alone::Writer(locks.rwlock(name).unwrap().with(options).unwrap()),
             Form::OnePermit => {
-                Alone::OnePermit(locks.semaphore(name, 1).unwrap().with(terms).unwrap())
+                Alone::OnePermit(locks.semaphore(name, 1).unwrap().with(options).unwrap())
             }
         }
     }

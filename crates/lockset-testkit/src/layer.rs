@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use lockset::engine::{
-    Amend, Capabilities, Claim, Engine, Grant, Scope, Signal, Swap, Version, Vitals, Wait,
+    Amend, Capabilities, Claim, Engine, Event, Grant, Health, Scope, Swap, Version, Wait,
 };
 use lockset::{Break, Holder, LockState, Name, Prefix, Result, Token};
 use tokio::sync::watch;
@@ -81,12 +81,12 @@ pub trait Layer: Debug + Send + Sync + 'static {
         self.inner().force_release(name, how).await
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
-        self.inner().signals()
+    fn events(&self) -> BoxStream<'static, Event> {
+        self.inner().events()
     }
 
-    async fn vitals(&self) -> Result<Vitals> {
-        self.inner().vitals().await
+    async fn health(&self) -> Result<Health> {
+        self.inner().health().await
     }
 
     async fn close(&self) {
@@ -161,12 +161,12 @@ impl<L: Layer> Engine for Layered<L> {
         self.0.force_release(name, how).await
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
-        self.0.signals()
+    fn events(&self) -> BoxStream<'static, Event> {
+        self.0.events()
     }
 
-    async fn vitals(&self) -> Result<Vitals> {
-        self.0.vitals().await
+    async fn health(&self) -> Result<Health> {
+        self.0.health().await
     }
 
     async fn close(&self) {
@@ -282,12 +282,12 @@ impl Layer for Iced {
         self.through(self.inner.force_release(name, how)).await
     }
 
-    async fn vitals(&self) -> Result<Vitals> {
-        self.through(self.inner.vitals()).await
+    async fn health(&self) -> Result<Health> {
+        self.through(self.inner.health()).await
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
-        iced(self.inner.signals(), self.ice.clone())
+    fn events(&self) -> BoxStream<'static, Event> {
+        iced(self.inner.events(), self.ice.clone())
     }
 }
 

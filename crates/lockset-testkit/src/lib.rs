@@ -4,14 +4,14 @@
 //! * [`stage`]: what an engine gives the laws to play on: clients, processes, faults, time.
 //! * [`suite!`](macro@crate::suite): one test per law and form, and a test that none was forgotten.
 //! * [`mutants`]: for each law a broken engine that fails it.
-//! * [`steps`], [`crowd`], [`log`](mod@log), [`proxy`] and [`python`]: what the tests of real
+//! * [`steps`], [`contenders`], [`log`](mod@log), [`proxy`] and [`python`]: what the tests of real
 //!   servers share, and other people's clients.
 //! * [`simulation`] and [`oracle`]: the real front over a faulty engine in virtual time, and the
 //!   judge of what was seen. [`redlock_simulation`]: the same over a quorum of faulty nodes.
 // This crate is test code: a broken expectation must end the test, with words.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-pub mod crowd;
+pub mod contenders;
 pub mod form;
 pub mod laws;
 pub mod layer;

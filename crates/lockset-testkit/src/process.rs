@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockset::{Guard, Lockset, Mode, Result, State, Terms, Token};
+use lockset::{Guard, LockOptions, Lockset, Mode, Result, State, Token};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -293,12 +293,12 @@ pub async fn obey(
 }
 
 async fn lock(locks: &Lockset, name: &str, mode: Mode, ttl: Duration) -> Result<Guard> {
-    let terms = Terms::default().ttl(ttl);
+    let options = LockOptions::default().ttl(ttl);
     match mode {
-        Mode::Exclusive => locks.mutex(name)?.with(terms)?.lock().await,
-        Mode::Shared => locks.rwlock(name)?.with(terms)?.read().await,
+        Mode::Exclusive => locks.mutex(name)?.with(options)?.lock().await,
+        Mode::Shared => locks.rwlock(name)?.with(options)?.read().await,
         Mode::Permits { take, limit } => {
-            locks.semaphore(name, limit)?.with(terms)?.acquire(take).await
+            locks.semaphore(name, limit)?.with(options)?.acquire(take).await
         }
     }
 }

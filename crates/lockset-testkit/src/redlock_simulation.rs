@@ -263,7 +263,7 @@ impl World {
         let quorum = Arc::new(quorum.unwrap());
         let (record, clock) = (self.record.clone(), self.clock.clone());
         let witness = Arc::new(Layered(Witness { quorum, record, clock }));
-        let locks = Lockset::on(dress.over(witness), self.clock.clone()).unwrap();
+        let locks = Lockset::with_engine(dress.over(witness), self.clock.clone()).unwrap();
         Client { locks, ice, scissors, stopped: watch::Sender::new(false) }
     }
 

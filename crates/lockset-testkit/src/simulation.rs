@@ -12,7 +12,7 @@ use std::time::Duration;
 use lockset::clock::{Clock, Moment};
 use lockset::engine::Engine;
 use lockset::engine::memory::Memory;
-use lockset::{Break, Guard, Lockset, Result, State, Terms};
+use lockset::{Break, Guard, LockOptions, Lockset, Result, State};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -165,7 +165,7 @@ impl World {
         };
         let random = SmallRng::seed_from_u64(self.seed ^ (number as u64) << 32);
         let faulty = Faulty::new(inner, self.weather.clone(), random);
-        Lockset::on(Arc::new(Layered(faulty)), self.clock.clone()).unwrap()
+        Lockset::with_engine(Arc::new(Layered(faulty)), self.clock.clone()).unwrap()
     }
 
     /// The world is paused, or the home freezes, now and then.
@@ -206,16 +206,16 @@ impl Worker {
     async fn work(mut self) {
         for _ in 0..self.random.random_range(3..8) {
             let name = self.world.names[self.random.random_range(0..self.world.names.len())];
-            let terms = Terms::default().ttl(self.world.ttl);
-            let terms = match self.random.random_range(0..6) {
-                0 => terms.fixed(),
-                1 => terms.max_hold(self.world.ttl * 2),
-                _ => terms,
+            let options = LockOptions::default().ttl(self.world.ttl);
+            let options = match self.random.random_range(0..6) {
+                0 => options.no_renewal(),
+                1 => options.max_hold(self.world.ttl * 2),
+                _ => options,
             };
             if self.random.random_bool(0.06) {
                 self.take_away(name).await;
             }
-            let lock = self.world.form.of(&self.locks, name, terms);
+            let lock = self.world.form.of(&self.locks, name, options);
             let asked = self.world.clock.now();
             match self.acquire(&lock).await {
                 Some(guard) => self.hold(guard, asked).await,

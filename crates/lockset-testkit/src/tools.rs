@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use lockset::engine::Claim;
-use lockset::{Guard, LockState, Lockset, Mode, Terms};
+use lockset::{Guard, LockOptions, LockState, Lockset, Mode};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::form::Alone;
@@ -12,8 +12,8 @@ use crate::stage::Stage;
 use crate::steps;
 
 /// The terms of the stage: its ttl, renewed.
-pub(crate) fn terms(stage: &dyn Stage) -> Terms {
-    Terms::default().ttl(stage.ttl())
+pub(crate) fn options(stage: &dyn Stage) -> LockOptions {
+    LockOptions::default().ttl(stage.ttl())
 }
 
 /// How long "soon" is: too short for any lease to run out, or expiry would hide a lost wake-up.

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use lockset::clock::Clock;
 use lockset::engine::memory::Memory;
 use lockset::engine::{Claim, Engine, Grant};
-use lockset::{Error, Lockset, State, Terms};
+use lockset::{Error, LockOptions, Lockset, State};
 use lockset_testkit::layer::{Layer, Layered};
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, SharedString, Unit};
 
@@ -110,9 +110,9 @@ async fn locks_are_kept_while_subscriber_and_recorder_block() {
     metrics::set_global_recorder(Blocked).ok().unwrap();
     tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_writer(|| ToThePipe).init();
     let engine = Stumbling(Arc::new(Memory::new(Clock::boot())), AtomicUsize::new(0));
-    let locks = Lockset::on(Arc::new(Layered(engine)), Clock::boot()).unwrap();
-    let terms = Terms::default().ttl(TTL);
-    let guard = locks.mutex("kept").unwrap().with(terms).unwrap().lock().await.unwrap();
+    let locks = Lockset::with_engine(Arc::new(Layered(engine)), Clock::boot()).unwrap();
+    let options = LockOptions::default().ttl(TTL);
+    let guard = locks.mutex("kept").unwrap().with(options).unwrap().lock().await.unwrap();
     let began = Instant::now();
     while began.elapsed() < TTL * 8 {
         assert!(!matches!(guard.state(), State::Lost(_)), "lost after {:?}", began.elapsed());

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use lockset::clock::Clock;
 use lockset::engine::etcd::{Etcd, EtcdOptions};
 use lockset::engine::{Claim, Engine, Mode, Wait};
-use lockset::{Lockset, State, Terms};
+use lockset::{LockOptions, Lockset, State};
 use lockset_testkit::stage::EtcdServers;
 use lockset_testkit::steps::{self, is_free, lock, served, until, waiter, within};
 
@@ -224,13 +224,13 @@ async fn many_locks_of_a_client_lie_on_one_lease_and_a_detachable_on_its_own() {
         guards.push(lock(&ours, name).await);
     }
     assert_eq!(server.leases().len(), 1, "one ttl, one lease");
-    let slow = Terms::default().ttl(TTL * 4);
+    let slow = LockOptions::default().ttl(TTL * 4);
     let slow = ours.mutex("slow").unwrap().with(slow).unwrap().lock().await.unwrap();
     assert_eq!(server.leases().len(), 2, "another ttl, another lease");
     let theirs = client(&server).await;
     let other = lock(&theirs, "other").await;
     assert_eq!(server.leases().len(), 3, "another client, another lease");
-    let travels = ours.mutex("travels").unwrap().with(Terms::default().ttl(TTL).detachable());
+    let travels = ours.mutex("travels").unwrap().with(LockOptions::default().ttl(TTL).detachable());
     let travels = travels.unwrap().lock().await.unwrap();
     assert_eq!(server.leases().len(), 4, "it may outlive the client");
 
@@ -375,9 +375,9 @@ async fn somebody_elses_mistaken_use_of_a_name_is_waited_out() {
 async fn a_late_request_of_a_dropped_acquire_takes_the_lock_for_nobody() {
     let server = EtcdServers::start(1);
     let engine = Arc::new(engine(&server).await);
-    let locks = Lockset::on(engine.clone(), Clock::boot()).unwrap();
-    let terms = Terms::default().ttl(TTL);
-    let other = locks.mutex("other").unwrap().with(terms).unwrap().lock().await.unwrap();
+    let locks = Lockset::with_engine(engine.clone(), Clock::boot()).unwrap();
+    let options = LockOptions::default().ttl(TTL);
+    let other = locks.mutex("other").unwrap().with(options).unwrap().lock().await.unwrap();
     let lease = server.leases().pop().unwrap();
 
     let late = claim("late");

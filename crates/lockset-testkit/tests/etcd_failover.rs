@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lockset::{Lockset, LossReason, State};
-use lockset_testkit::crowd::Crowd;
+use lockset_testkit::contenders::Contenders;
 use lockset_testkit::stage::EtcdServers;
 use lockset_testkit::steps::{self, is_free, lock, lost, served, until, waiter, within};
 use rustix::process::Signal;
@@ -130,14 +130,14 @@ async fn a_dead_address_in_the_url_costs_a_moment() {
 async fn no_two_believe_at_once_while_leaders_die() {
     let servers = EtcdServers::start(3);
     let clients = [client(&servers).await, client(&servers).await, client(&servers).await];
-    let crowd = Crowd::gather(&clients, 4, &["a", "b"]);
+    let contenders = Contenders::gather(&clients, 4, &["a", "b"]);
     for _ in 0..3 {
-        crowd.served(100, RECOVERED * 2).await;
+        contenders.served(100, RECOVERED * 2).await;
         let leader = servers.leader();
         servers.kill(leader);
-        crowd.served(50, RECOVERED * 2).await;
+        contenders.served(50, RECOVERED * 2).await;
         servers.bring_back(leader);
     }
-    crowd.part().await;
+    contenders.part().await;
     until("nothing is left", || servers.keys("p/").is_empty());
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockset::{Error, Guard, Lockset, LossReason, State, Terms};
+use lockset::{Error, Guard, LockOptions, Lockset, LossReason, State};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{Connection, EtcdServers, Link};
 use lockset_testkit::steps::{
@@ -206,7 +206,7 @@ async fn many_who_ask_a_silent_server_are_told_as_soon_as_one() {
         // Writers, because those who want a mutex stand in line inside their process.
         let same = ours.rwlock("same").unwrap();
         asking.push(tokio::spawn(async move { same.write().await.map(drop) }));
-        let new_lease = Terms::default().ttl(TTL * 4);
+        let new_lease = LockOptions::default().ttl(TTL * 4);
         let other = ours.mutex(&format!("other/{number}")).unwrap().with(new_lease).unwrap();
         asking.push(tokio::spawn(async move { other.lock().await.map(drop) }));
     }

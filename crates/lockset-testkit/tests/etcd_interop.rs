@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lockset::{Error, Lockset, Terms};
+use lockset::{Error, LockOptions, Lockset};
 use lockset_testkit::stage::EtcdServers;
 use lockset_testkit::steps::{self, is_free, lock, served, until, waiter, within};
 use rustix::process::{Pid, Signal, kill_process};
@@ -253,7 +253,8 @@ async fn our_keys_are_as_documented() {
 async fn both_see_who_leads_whoever_it_is() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
-    let election = ours.election("boss").unwrap().with(Terms::default().ttl(TTL).note("ours"));
+    let election =
+        ours.election("boss").unwrap().with(LockOptions::default().ttl(TTL).note("ours"));
     let election = election.unwrap();
     let observer = Etcdctl::start(&server, &["elect", "-l", "p/boss"]);
 

@@ -12,19 +12,19 @@ use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::memory::Memory;
 use lockset::engine::{Claim, Engine, Grant, Scope, Signal, Swap, Version};
-use lockset::{Break, Error, LockState, Lockset, LossReason, Name, State, Terms, Ticket};
+use lockset::{Break, Error, LockOptions, LockState, Lockset, LossReason, Name, State, Ticket};
 use lockset_testkit::layer::{Layer, Layered};
 
 const TTL: Duration = Duration::from_secs(30);
 
 fn memory() -> (Arc<Memory>, Lockset) {
     let engine = Arc::new(Memory::new(Clock::tokio()));
-    let locks = Lockset::on(engine.clone(), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(engine.clone(), Clock::tokio()).unwrap();
     (engine, locks)
 }
 
 fn another(engine: &Memory) -> Lockset {
-    Lockset::on(Arc::new(engine.another_client()), Clock::tokio()).unwrap()
+    Lockset::with_engine(Arc::new(engine.another_client()), Clock::tokio()).unwrap()
 }
 
 fn unreachable() -> Error {
@@ -65,7 +65,7 @@ impl Layer for Silent {
         &self.0
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
+    fn events(&self) -> BoxStream<'static, Signal> {
         Box::pin(futures_util::stream::pending())
     }
 }
@@ -111,9 +111,9 @@ impl Layer for SlowRenewal {
 #[tokio::test(start_paused = true)]
 async fn a_ticket_that_is_attached_twice_at_once_is_attached_once() {
     let slow = Layered(SlowRenewal(Arc::new(Memory::new(Clock::tokio()))));
-    let locks = Lockset::on(Arc::new(slow), Clock::tokio()).unwrap();
-    let terms = Terms::default().ttl(TTL).detachable();
-    let mutex = locks.mutex("m").unwrap().with(terms).unwrap();
+    let locks = Lockset::with_engine(Arc::new(slow), Clock::tokio()).unwrap();
+    let options = LockOptions::default().ttl(TTL).detachable();
+    let mutex = locks.mutex("m").unwrap().with(options).unwrap();
     let ticket = mutex.lock().await.unwrap().detach().await.unwrap();
     let (first, second) = tokio::join!(locks.attach(&ticket), locks.attach(&ticket));
     assert!(matches!(second, Err(Error::Lost { .. })), "{second:?}");
@@ -146,24 +146,24 @@ impl Layer for SlowFirstRenewal {
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_does_not_drop_a_lock_that_came_back() {
     let slow = SlowFirstRenewal(Arc::new(Memory::new(Clock::tokio())), AtomicBool::new(false));
-    let locks = Lockset::on(Arc::new(Layered(slow)), Clock::tokio()).unwrap();
-    let terms = Terms::default().ttl(TTL).detachable();
-    let guard = locks.mutex("m").unwrap().with(terms).unwrap().lock().await.unwrap();
+    let locks = Lockset::with_engine(Arc::new(Layered(slow)), Clock::tokio()).unwrap();
+    let options = LockOptions::default().ttl(TTL).detachable();
+    let guard = locks.mutex("m").unwrap().with(options).unwrap().lock().await.unwrap();
     tokio::time::sleep(TTL / 3 + TTL / 100).await;
     let ticket = guard.detach().await.unwrap();
     let guard = locks.attach(&ticket).await.unwrap();
     tokio::time::sleep(TTL * 3).await;
     assert_eq!(guard.state(), State::Held, "it was not renewed");
     locks.close().await.unwrap();
-    assert_eq!(guard.state(), State::Lost(LossReason::Released));
+    assert_eq!(guard.state(), State::Lost(LossReason::ClientClosed));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_ticket_with_an_absurd_ttl_is_refused_and_harms_nobody() {
     let (_, locks) = memory();
     let other = locks.mutex("other").unwrap().lock().await.unwrap();
-    let terms = Terms::default().ttl(TTL).detachable();
-    let mutex = locks.mutex("m").unwrap().with(terms).unwrap();
+    let options = LockOptions::default().ttl(TTL).detachable();
+    let mutex = locks.mutex("m").unwrap().with(options).unwrap();
     let ticket = mutex.lock().await.unwrap().detach().await.unwrap().to_string();
     let absurd = ticket.replace("\"secs\":30", "\"secs\":18446744073709551615");
     assert_ne!(ticket, absurd);
@@ -178,8 +178,8 @@ async fn a_ticket_with_an_absurd_ttl_is_refused_and_harms_nobody() {
 async fn a_fixed_lease_learns_of_a_break_without_being_told() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let silent = Layered(Silent(memory.clone()));
-    let locks = Lockset::on(Arc::new(silent), Clock::tokio()).unwrap();
-    let fixed = Terms::default().ttl(TTL).fixed();
+    let locks = Lockset::with_engine(Arc::new(silent), Clock::tokio()).unwrap();
+    let fixed = LockOptions::default().ttl(TTL).no_renewal();
     let guard = locks.mutex("m").unwrap().with(fixed).unwrap().lock().await.unwrap();
     locks.force_release("m", Break::Now).await.unwrap();
     let told = tokio::time::timeout(TTL / 3 + Duration::from_secs(1), guard.lost()).await;
@@ -208,8 +208,8 @@ impl Layer for Blind {
 async fn a_fixed_lease_that_was_doubted_is_confirmed_again() {
     let blind = Arc::new(AtomicBool::new(true));
     let engine = Layered(Blind(Arc::new(Memory::new(Clock::tokio())), blind.clone()));
-    let locks = Lockset::on(Arc::new(engine), Clock::tokio()).unwrap();
-    let fixed = Terms::default().ttl(TTL).fixed();
+    let locks = Lockset::with_engine(Arc::new(engine), Clock::tokio()).unwrap();
+    let fixed = LockOptions::default().ttl(TTL).no_renewal();
     let guard = locks.mutex("m").unwrap().with(fixed).unwrap().lock().await.unwrap();
     assert!(guard.confirm().await.is_err());
     assert_eq!(guard.state(), State::Uncertain);
@@ -223,13 +223,13 @@ async fn a_fixed_lease_that_was_doubted_is_confirmed_again() {
         blind.store(false, Ordering::Relaxed);
     });
     confirmed.unwrap();
-    assert_eq!(guard.lost().await, LossReason::HeldLongest);
+    assert_eq!(guard.lost().await, LossReason::MaxHold);
 }
 
 #[tokio::test]
 async fn work_that_ended_after_the_loss_is_not_called_done() {
     let locks = Lockset::connect("memory:").await.unwrap();
-    let short = Terms::default().ttl(Duration::from_millis(100)).fixed();
+    let short = LockOptions::default().ttl(Duration::from_millis(100)).no_renewal();
     let guard = locks.mutex("m").unwrap().with(short.clone()).unwrap().lock().await.unwrap();
     let blocking = async { std::thread::sleep(Duration::from_millis(300)) };
     assert!(matches!(guard.run(blocking).await, Err(Error::Lost { .. })));
@@ -243,7 +243,7 @@ async fn work_that_ended_after_the_loss_is_not_called_done() {
 #[tokio::test(start_paused = true)]
 async fn several_locks_are_not_given_with_one_that_was_lost_meanwhile() {
     let (engine, locks) = memory();
-    let fixed = Terms::default().ttl(Duration::from_secs(10)).fixed();
+    let fixed = LockOptions::default().ttl(Duration::from_secs(10)).no_renewal();
     let a = locks.mutex("a").unwrap().with(fixed).unwrap();
     let busy = another(&engine).mutex("b").unwrap().lock().await.unwrap();
     tokio::spawn(async move {
@@ -276,7 +276,7 @@ async fn closing_lets_a_release_that_is_under_way_end() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let stranger = another(&memory);
     let slow = Layered(SlowRelease(memory));
-    let locks = Lockset::on(Arc::new(slow), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(slow), Clock::tokio()).unwrap();
     let guard = locks.mutex("m").unwrap().lock().await.unwrap();
     let release = tokio::spawn(guard.release());
     tokio::task::yield_now().await;
@@ -290,21 +290,21 @@ async fn whoever_closes_again_waits_for_the_same_closing() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let stranger = another(&memory);
     let slow = Layered(SlowRelease(memory));
-    let locks = Lockset::on(Arc::new(slow), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(slow), Clock::tokio()).unwrap();
     let guard = locks.mutex("m").unwrap().lock().await.unwrap();
     let cut_short = tokio::time::timeout(Duration::from_millis(1), locks.close()).await;
     assert!(cut_short.is_err());
     locks.close().await.unwrap();
     assert!(stranger.mutex("m").unwrap().try_lock().await.unwrap().is_some());
-    assert_eq!(guard.state(), State::Lost(LossReason::Released));
+    assert_eq!(guard.state(), State::Lost(LossReason::ClientClosed));
 }
 
 #[tokio::test(start_paused = true)]
 async fn closing_ends_although_the_engine_does_not_answer() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let deaf = Layered(NoWayBack(memory));
-    let locks = Lockset::on(Arc::new(deaf), Clock::tokio()).unwrap();
-    let hour = Terms::default().ttl(Duration::from_secs(3600));
+    let locks = Lockset::with_engine(Arc::new(deaf), Clock::tokio()).unwrap();
+    let hour = LockOptions::default().ttl(Duration::from_secs(3600));
     let _guard = locks.mutex("m").unwrap().with(hour).unwrap().lock().await.unwrap();
     let began = tokio::time::Instant::now();
     assert!(matches!(locks.close().await, Err(Error::Unreachable { .. })));
@@ -367,8 +367,8 @@ async fn a_waiter_that_slept_through_its_grant_is_granted_again() {
 #[tokio::test(start_paused = true)]
 async fn who_becomes_first_in_the_queue_is_not_late() {
     let (engine, locks) = memory();
-    let terms = Terms::default().ttl(TTL).detachable();
-    let held = locks.mutex("m").unwrap().with(terms).unwrap().lock().await.unwrap();
+    let options = LockOptions::default().ttl(TTL).detachable();
+    let held = locks.mutex("m").unwrap().with(options).unwrap().lock().await.unwrap();
     drop(held.detach().await.unwrap());
     let began = tokio::time::Instant::now();
     let (one, two) = (another(&engine).mutex("m").unwrap(), another(&engine).mutex("m").unwrap());
@@ -442,7 +442,7 @@ fn losing_answers() -> (Lockset, Arc<AtomicBool>) {
     let lost = Arc::new(AtomicBool::new(true));
     let inner = Arc::new(Memory::new(Clock::tokio()));
     let engine = Layered(LosesAnswers { inner, lost: lost.clone() });
-    (Lockset::on(Arc::new(engine), Clock::tokio()).unwrap(), lost)
+    (Lockset::with_engine(Arc::new(engine), Clock::tokio()).unwrap(), lost)
 }
 
 #[tokio::test(start_paused = true)]
@@ -496,7 +496,7 @@ async fn a_count_that_failed_or_was_cancelled_is_made_by_the_next_call() {
     let down = Arc::new(AtomicBool::new(false));
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let engine = Layered(Down { inner: memory.clone(), down: down.clone() });
-    let locks = Lockset::on(Arc::new(engine), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(engine), Clock::tokio()).unwrap();
     let latch = locks.latch("start", 3).unwrap();
     let failed = latch.count_down().await.unwrap_err();
     assert!(failed.is_retryable(), "{failed}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use lockset::{Error, Lockset, State};
-use lockset_testkit::crowd::Crowd;
+use lockset_testkit::contenders::Contenders;
 use lockset_testkit::stage::RedisCluster;
 use lockset_testkit::steps::{
     assert_told, client, confirmed, is_free, lock, served, told, until, waiter, within,
@@ -132,15 +132,15 @@ async fn a_crowd_is_served_while_its_slots_move_and_never_two_at_once() {
     let url = cluster.url();
     let ttl = Duration::from_secs(4);
     let clients = [client(&url, ttl).await, client(&url, ttl).await, client(&url, ttl).await];
-    let names = ["crowd/1", "crowd/2"];
-    let crowd = Crowd::gather(&clients, 4, &names);
-    crowd.served(50, FOLLOWED).await;
+    let names = ["contenders/1", "contenders/2"];
+    let contenders = Contenders::gather(&clients, 4, &names);
+    contenders.served(50, FOLLOWED).await;
     for round in 0..6 {
         let (slot, _, to) = places(&cluster, names[round % 2]);
         cluster.migrate_slot(slot, to);
-        crowd.served(20, FOLLOWED).await;
+        contenders.served(20, FOLLOWED).await;
     }
-    crowd.part().await;
+    contenders.part().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -149,14 +149,14 @@ async fn a_crowd_is_served_when_a_master_dies_and_never_two_at_once() {
     let url = cluster.url();
     let ttl = Duration::from_secs(4);
     let clients = [client(&url, ttl).await, client(&url, ttl).await, client(&url, ttl).await];
-    let crowd = Crowd::gather(&clients, 4, &["crowd"]);
-    crowd.served(50, FOLLOWED).await;
-    let killed = cluster.kill_owner(cluster.slot_of("lockset:crowd"));
-    crowd.served(50, FOLLOWED * 2).await;
+    let contenders = Contenders::gather(&clients, 4, &["contenders"]);
+    contenders.served(50, FOLLOWED).await;
+    let killed = cluster.kill_owner(cluster.slot_of("lockset:contenders"));
+    contenders.served(50, FOLLOWED * 2).await;
     cluster.nodes()[killed].restart();
     cluster.await_ok();
-    crowd.served(50, FOLLOWED).await;
-    crowd.part().await;
+    contenders.served(50, FOLLOWED).await;
+    contenders.part().await;
 }
 
 /// Where pushes are subscribed: a channel has a slot too, and its subscribers are sent away when

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lockset::Lockset;
-use lockset_testkit::crowd::Crowd;
+use lockset_testkit::contenders::Contenders;
 use lockset_testkit::python::Python;
 use lockset_testkit::stage::{RedisCluster, RedisServer};
 use lockset_testkit::steps::{lock, served, waiter};
@@ -147,19 +147,19 @@ async fn is_courteous(url: &str, server: &RedisServer) {
         let url = format!("{url}?prefix=&courtesy=200ms");
         clients.push(Lockset::connect(&url).await.unwrap());
     }
-    let crowd = Crowd::gather(&clients, 3, &["shared"]);
-    crowd.served(20, SOON).await;
+    let contenders = Contenders::gather(&clients, 3, &["shared"]);
+    contenders.served(20, SOON).await;
     let (mut seen_free, began) = (0, Instant::now());
     while began.elapsed() < Duration::from_secs(4) {
         seen_free += usize::from(server.ask(&["GET", "{shared}:handoffs"]) == "free");
         if seen_free == 3 {
             server.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         }
-        crowd.served(1, SOON * 2).await;
+        contenders.served(1, SOON * 2).await;
     }
     assert!(seen_free > 3, "it was left free {seen_free} times only");
-    crowd.each_served(5, SOON * 5).await;
-    crowd.part().await;
+    contenders.each_served(5, SOON * 5).await;
+    contenders.part().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

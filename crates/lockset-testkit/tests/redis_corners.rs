@@ -24,7 +24,7 @@ async fn engine(url: &str) -> Redis {
     Redis::connect(RedisOptions { url: url.to_owned(), ..RedisOptions::default() }).await.unwrap()
 }
 
-/// A release that travels in a crowd beside a name with a mark.
+/// A release that travels in a contenders beside a name with a mark.
 #[tokio::test]
 async fn a_release_with_next_in_a_crowd_is_told_as_done() {
     let server = RedisServer::start();
@@ -307,7 +307,7 @@ async fn releases_of_a_busy_process_are_told_as_done() {
     assert_eq!(bad, 0, "of {good}");
 }
 
-/// What one marked name costs the others in a crowd.
+/// What one marked name costs the others in a contenders.
 #[tokio::test]
 async fn one_marked_name_does_not_cost_a_crowd_its_speed() {
     let server = RedisServer::start();
@@ -328,7 +328,7 @@ async fn one_marked_name_does_not_cost_a_crowd_its_speed() {
     }
 }
 
-/// Alone and in a crowd, above what the fence says and below it.
+/// Alone and in a contenders, above what the fence says and below it.
 #[tokio::test]
 async fn floors_are_exact_also_for_those_who_travel_together() {
     let server = RedisServer::start();
@@ -488,7 +488,7 @@ async fn a_handed_over_fixed_lease_gives_up_its_whole_drift() {
         redis.release(&ours, &held, None).await.unwrap()
     });
     let grant = grant.unwrap().unwrap();
-    let after_begin = grant.valid_until.since(sent);
+    let after_begin = grant.valid_until.saturating_duration_since(sent);
     assert!(after_begin <= long - lockset::engine::drift(long) + Duration::from_secs(5));
 }
 
@@ -609,14 +609,14 @@ async fn a_late_request_of_a_claim_that_was_passed_on_takes_nothing() {
 async fn renewals_bring_the_inbox_along() {
     let server = RedisServer::start();
     let (ours, theirs) = (engine(&server.url()).await, engine(&server.url()).await);
-    let mut signals = theirs.signals();
+    let mut signals = theirs.events();
     for claim in [claim("own"), Claim { mode: Mode::Shared, ..claim("shared") }] {
         let grant = ours.acquire(&claim, Wait::No).await.unwrap().unwrap();
         theirs.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
         ours.force_release(&claim.name, Break::Now).await.unwrap();
         let told = tokio::time::timeout(Duration::from_secs(5), signals.next()).await;
         let told = told.unwrap_or_else(|_| panic!("`{}` was not told", claim.name));
-        let Some(engine::Signal::Lost(id, LossReason::Broken)) = told else {
+        let Some(engine::Event::Lost(id, LossReason::Broken)) = told else {
             panic!("told {told:?}")
         };
         assert_eq!(id, claim.id);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lockset::{Guard, Lockset, State};
-use lockset_testkit::crowd::Crowd;
+use lockset_testkit::contenders::Contenders;
 use lockset_testkit::stage::RedisSentinel;
 use lockset_testkit::steps::{client, confirmed, lock, lost, served, until, waiter, within};
 use rustix::process::Signal;
@@ -180,17 +180,17 @@ async fn a_crowd_is_served_through_failovers_and_never_two_at_once() {
     let url = servers.url();
     let ttl = Duration::from_secs(4);
     let clients = [client(&url, ttl).await, client(&url, ttl).await, client(&url, ttl).await];
-    let crowd = Crowd::gather(&clients, 4, &["crowd/1", "crowd/2"]);
-    crowd.served(50, FOLLOWED).await;
+    let contenders = Contenders::gather(&clients, 4, &["contenders/1", "contenders/2"]);
+    contenders.served(50, FOLLOWED).await;
     let killed = servers.kill_master();
-    crowd.served(50, FOLLOWED * 2).await;
+    contenders.served(50, FOLLOWED * 2).await;
     servers.bring_back(killed);
-    crowd.served(50, FOLLOWED).await;
+    contenders.served(50, FOLLOWED).await;
     let stopped = servers.stop_master();
-    crowd.served(50, FOLLOWED * 2).await;
+    contenders.served(50, FOLLOWED * 2).await;
     servers.resume(stopped);
-    crowd.served(50, FOLLOWED).await;
-    crowd.part().await;
+    contenders.served(50, FOLLOWED).await;
+    contenders.part().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lockset::{Guard, LockState, Lockset, LossReason, Mode, State, Terms};
+use lockset::{Guard, LockOptions, LockState, Lockset, LossReason, Mode, State};
 use lockset_testkit::process::{Judging, Process};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::RedisServer;
@@ -151,7 +151,7 @@ async fn a_fixed_lease_whose_answer_was_lost_is_not_made_longer() {
     let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     let ours = client(&server.url_through(&proxy)).await;
-    let fixed = || Terms::default().ttl(LONG).fixed();
+    let fixed = || LockOptions::default().ttl(LONG).no_renewal();
     let names = ["mutex", "read"];
     for name in names {
         is_free(&ours, name).await;
@@ -523,7 +523,7 @@ async fn a_grant_that_the_server_forgot_does_not_leave_its_token_to_the_next() {
 async fn a_fixed_lock_does_not_depend_on_the_life_of_its_fence() {
     let server = RedisServer::start();
     let ours = client(&server.url()).await;
-    let mutex = ours.mutex("fixed").unwrap().with(Terms::default().fixed()).unwrap();
+    let mutex = ours.mutex("fixed").unwrap().with(LockOptions::default().no_renewal()).unwrap();
     let guard = within(SOON, "a free lock", mutex.lock()).await.unwrap();
     assert_eq!(server.ask(&["DEL", "{lockset:fixed}:fence"]), "1");
     guard.confirm().await.unwrap();

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockset::{Guard, Lockset, Replicas, Terms};
+use lockset::{Guard, LockOptions, Lockset, Replicas};
 use lockset_testkit::stage::{RedisCluster, RedisSentinel, RedisServer};
 use lockset_testkit::steps::{
     assert_told, client, is_free, lock, served, state_with, until, waiter, within,
@@ -44,8 +44,8 @@ impl Scene {
 }
 
 fn begin(locks: &Lockset, name: &str, replicas: Replicas) -> JoinHandle<lockset::Result<Guard>> {
-    let terms = Terms::default().replicas(replicas);
-    let mutex = locks.mutex(name).unwrap().with(terms).unwrap();
+    let options = LockOptions::default().replicas(replicas);
+    let mutex = locks.mutex(name).unwrap().with(options).unwrap();
     tokio::spawn(async move { mutex.lock_within(ANSWERED).await })
 }
 
@@ -54,8 +54,8 @@ async fn try_with(
     name: &str,
     replicas: Replicas,
 ) -> lockset::Result<Option<Guard>> {
-    let terms = Terms::default().replicas(replicas);
-    let mutex = locks.mutex(name).unwrap().with(terms).unwrap();
+    let options = LockOptions::default().replicas(replicas);
+    let mutex = locks.mutex(name).unwrap().with(options).unwrap();
     within(ANSWERED, "an answer", mutex.try_lock()).await
 }
 
@@ -177,11 +177,11 @@ async fn without_a_policy_nothing_is_waited_for() {
 async fn readers_and_permits_are_waited_for_too() {
     let at = Scene::new().await;
     at.replica(Signal::STOP);
-    let terms = || Terms::default().replicas(Replicas::AtLeast(2));
-    let readers = at.ours.rwlock("read").unwrap().with(terms()).unwrap();
+    let options = || LockOptions::default().replicas(Replicas::AtLeast(2));
+    let readers = at.ours.rwlock("read").unwrap().with(options()).unwrap();
     let refused = within(ANSWERED, "an answer", readers.try_read()).await.unwrap_err();
     assert_told(&refused, &["1 of the 2 replicas"], true);
-    let permits = at.ours.semaphore("permits", 2).unwrap().with(terms()).unwrap();
+    let permits = at.ours.semaphore("permits", 2).unwrap().with(options()).unwrap();
     let refused = within(ANSWERED, "an answer", permits.try_acquire(1)).await.unwrap_err();
     assert_told(&refused, &["1 of the 2 replicas"], true);
     let theirs = client(&at.servers.url(), TTL).await;

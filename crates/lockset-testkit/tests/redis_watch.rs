@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
-use lockset::{Break, LockState, Lockset, Terms};
+use lockset::{Break, LockOptions, LockState, Lockset};
 use lockset_testkit::stage::{RedisCluster, RedisSentinel, RedisServer};
 use lockset_testkit::steps::{client, lock, until, waiter, within};
 use tokio::task::JoinHandle;
@@ -115,7 +115,7 @@ async fn every_change_is_told([ours, theirs, others]: &[Lockset; 3], name: &str)
     guard.release().await.unwrap();
     told("a release", &|state| state.holders.is_empty()).await;
 
-    let shorter = Terms::default().ttl(TTL / 2);
+    let shorter = LockOptions::default().ttl(TTL / 2);
     let first = ours.rwlock(name).unwrap().read().await.unwrap();
     told("a reader", &|state| state.holders.len() == 1).await;
     let second = theirs.rwlock(name).unwrap().with(shorter).unwrap().read().await.unwrap();

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lockset::engine::{Engine, Wait};
-use lockset::{Lockset, LossReason, State, Terms, Token};
-use lockset_testkit::crowd::Crowd;
+use lockset::{LockOptions, Lockset, LossReason, State, Token};
+use lockset_testkit::contenders::Contenders;
 use lockset_testkit::log::Log;
 use lockset_testkit::oracle::Belief;
 use lockset_testkit::proxy::Proxy;
@@ -21,7 +21,7 @@ use rustix::process::Signal;
 const TTL: Duration = Duration::from_secs(3);
 /// What a busy machine may take for anything.
 const SOON: Duration = Duration::from_secs(10);
-/// How long the last of a crowd may wait for its turn.
+/// How long the last of a contenders may wait for its turn.
 const EACH_SERVED: Duration = Duration::from_secs(20);
 
 fn five() -> RedlockNodes {
@@ -507,10 +507,10 @@ async fn two_ten_and_fifty_contenders_are_all_served() {
             all.push(client(&servers.url(), TTL).await);
         }
         let began = Instant::now();
-        let crowd = Crowd::gather(&all, 1, &["wanted"]);
-        crowd.each_served(1, EACH_SERVED).await;
-        crowd.served(40, EACH_SERVED).await;
-        let beliefs = crowd.part().await;
+        let contenders = Contenders::gather(&all, 1, &["wanted"]);
+        contenders.each_served(1, EACH_SERVED).await;
+        contenders.served(40, EACH_SERVED).await;
+        let beliefs = contenders.part().await;
         let a_second = beliefs.len() as f64 / began.elapsed().as_secs_f64();
         let longest = longest_wait(&beliefs);
         println!("{count} clients: {a_second:.0} grants a second, the longest wait {longest:?}");
@@ -526,7 +526,7 @@ fn longest_wait(beliefs: &[Belief]) -> Duration {
     // Those of one contender are in order.
     for belief in beliefs {
         let since = free_since.insert(&belief.who, belief.until).unwrap_or(began);
-        longest = longest.max(belief.enter.since(since));
+        longest = longest.max(belief.enter.saturating_duration_since(since));
     }
     longest
 }
@@ -538,24 +538,24 @@ async fn contenders_survive_nodes_that_come_and_go() {
     for _ in 0..4 {
         all.push(client(&servers.url(), TTL).await);
     }
-    let crowd = Crowd::gather(&all, 3, &["one", "two"]);
+    let contenders = Contenders::gather(&all, 3, &["one", "two"]);
     for node in [0, 4, 2] {
-        crowd.served(20, Duration::from_secs(60)).await;
+        contenders.served(20, Duration::from_secs(60)).await;
         servers.signal(&[node], Signal::STOP);
-        crowd.served(20, Duration::from_secs(60)).await;
+        contenders.served(20, Duration::from_secs(60)).await;
         servers.signal(&[node], Signal::CONT);
-        crowd.served(5, Duration::from_secs(60)).await;
+        contenders.served(5, Duration::from_secs(60)).await;
         servers.nodes[node].restart();
     }
-    crowd.part().await;
+    contenders.part().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ticket_takes_all_nodes_along() {
     let servers = five();
     let (ours, theirs) = (client(&servers.url(), TTL).await, client(&servers.url(), TTL).await);
-    let terms = Terms::default().detachable();
-    let guard = ours.mutex("ticket").unwrap().with(terms).unwrap().lock().await.unwrap();
+    let options = LockOptions::default().detachable();
+    let guard = ours.mutex("ticket").unwrap().with(options).unwrap().lock().await.unwrap();
     until("all nodes hold it", || all_hold(&servers, "ticket"));
     let ticket = guard.detach().await.unwrap();
     let attached = theirs.attach(&ticket).await.unwrap();
@@ -583,7 +583,7 @@ async fn what_cannot_be_a_quorum_is_refused() {
     assert_told(&error, &["node_timeout"], false);
 
     let locks = Lockset::connect(&format!("{}?max_ttl=40s", servers.url())).await.unwrap();
-    let long = Terms::default().ttl(Duration::from_secs(41));
+    let long = LockOptions::default().ttl(Duration::from_secs(41));
     let error = locks.mutex("long").unwrap().with(long).unwrap_err();
     assert_told(&error, &["at most 40s"], false);
     let error = locks.rwlock("shared").unwrap().read().await.unwrap_err();

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lockset::{LossReason, State};
-use lockset_testkit::crowd::Crowd;
+use lockset_testkit::contenders::Contenders;
 use lockset_testkit::stage::{Chroot, Eyes};
 use lockset_testkit::steps::{becomes, client, is_free, lock, lost, served, waiter, within};
 
@@ -146,20 +146,20 @@ async fn nobody_ever_holds_together_while_leaders_come_and_go() {
     for _ in 0..3 {
         clients.push(client(&home.url(), TTL).await);
     }
-    let crowd = Crowd::gather(&clients, 2, &["turns", "others"]);
-    crowd.served(20, ELECTION).await;
+    let contenders = Contenders::gather(&clients, 2, &["turns", "others"]);
+    contenders.served(20, ELECTION).await;
     for _ in 0..3 {
         let leader = home.servers().leader();
         home.servers().nodes()[leader].kill();
         home.servers().await_another_leader(leader);
-        crowd.served(10, ELECTION + TTL).await;
+        contenders.served(10, ELECTION + TTL).await;
         home.servers().nodes()[leader].start_again();
         home.servers().await_serving();
         let leader = home.servers().leader();
         home.servers().nodes()[leader].freeze();
         tokio::time::sleep(Duration::from_secs(2)).await;
         home.servers().nodes()[leader].thaw();
-        crowd.served(10, ELECTION + TTL).await;
+        contenders.served(10, ELECTION + TTL).await;
     }
-    crowd.part().await;
+    contenders.part().await;
 }

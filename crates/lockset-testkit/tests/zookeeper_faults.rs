@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockset::{Break, Error, Guard, Lockset, State, Terms};
+use lockset::{Break, Error, Guard, LockOptions, Lockset, State};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{Chroot, Eyes, SESSIONS};
 use lockset_testkit::steps::{
@@ -370,10 +370,10 @@ async fn a_ticket_is_good_at_whichever_server_is_there() {
     };
     let url = home.url_by(&[dead, home.servers().nodes()[0].port()]);
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
-    let terms = || Terms::default().ttl(TTL).detachable();
+    let options = || LockOptions::default().ttl(TTL).detachable();
     // Which server is tried first is left to chance.
     for _ in 0..6 {
-        let mutex = ours.mutex("baton").unwrap().with(terms()).unwrap();
+        let mutex = ours.mutex("baton").unwrap().with(options()).unwrap();
         let guard = within(TTL, "a free lock", mutex.lock()).await.unwrap();
         let ticket = guard.detach().await.unwrap();
         let guard = within(TTL, "it is attached", theirs.attach(&ticket)).await.unwrap();
@@ -387,8 +387,8 @@ async fn a_lock_that_was_handed_on_is_left_alone() {
     let proxy = Proxy::before(home.servers().nodes()[0].port());
     let url = home.url_by(&[proxy.port()]);
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
-    let terms = Terms::default().ttl(TTL).detachable();
-    let guard = ours.mutex("baton").unwrap().with(terms).unwrap().lock().await.unwrap();
+    let options = LockOptions::default().ttl(TTL).detachable();
+    let guard = ours.mutex("baton").unwrap().with(options).unwrap().lock().await.unwrap();
     let before = proxy.connections();
     let ticket = guard.detach().await.unwrap();
     let guard = theirs.attach(&ticket).await.unwrap();

@@ -210,8 +210,8 @@ async fn whoever_looks_sees_that_a_peer_holds_and_waits() {
 async fn a_note_of_ours_does_not_trouble_a_peer() {
     for family in MUTEXES {
         let mut at = Meeting::in_layout(family.layout).await;
-        let terms = lockset::Terms::default().note("nightly \u{1F512}");
-        let mutex = at.ours.mutex("noted").unwrap().with(terms).unwrap();
+        let options = lockset::LockOptions::default().note("nightly \u{1F512}");
+        let mutex = at.ours.mutex("noted").unwrap().with(options).unwrap();
         let guard = within(SOON, "it is free", mutex.lock()).await.unwrap();
         at.begins_to_wait(family.mutex, "noted");
         guard.set_note("changed").await.unwrap();

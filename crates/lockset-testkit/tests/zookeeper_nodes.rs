@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use lockset::{Guard, Lockset, State};
-use lockset_testkit::crowd::Crowd;
+use lockset_testkit::contenders::Contenders;
 use lockset_testkit::stage::{Chroot, Eyes, ZooKeeperNode, ZooKeeperServers};
 use lockset_testkit::steps::{
     Waiting, assert_told, client, is_free, lock, lost, served, told, until, waiter, within,
@@ -186,9 +186,9 @@ async fn nobody_shares_a_lock_where_the_numbers_end() {
         assert!(second.token() > last);
         second.release().await.unwrap();
     }
-    let crowd = Crowd::gather(&clients, 2, &["full"]);
-    crowd.served(40, Duration::from_secs(20)).await;
-    crowd.part().await;
+    let contenders = Contenders::gather(&clients, 2, &["full"]);
+    contenders.served(40, Duration::from_secs(20)).await;
+    contenders.part().await;
 }
 
 /// Each release wakes one, however many wait.

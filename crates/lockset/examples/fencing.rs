@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use lockset::{Lockset, Result, State, Terms, Token};
+use lockset::{LockOptions, Lockset, Result, State, Token};
 
 /// A register that refuses any token lower than the greatest it has seen.
 #[derive(Default)]
@@ -27,7 +27,7 @@ impl Register {
 async fn main() -> Result<()> {
     let locks = Lockset::connect("memory:").await?;
     // A lease that nobody renews stands in for a process that is paused.
-    let paused = Terms::default().ttl(Duration::from_millis(200)).fixed();
+    let paused = LockOptions::default().ttl(Duration::from_millis(200)).no_renewal();
     let mut register = Register::default();
 
     let old = locks.mutex("register")?.with(paused)?.lock().await?;

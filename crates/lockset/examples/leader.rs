@@ -4,13 +4,13 @@
 #![allow(clippy::expect_used, reason = "an example")]
 
 use futures_util::StreamExt;
-use lockset::{Lockset, Result, Terms};
+use lockset::{LockOptions, Lockset, Result};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let locks = Lockset::connect("memory:").await?;
     let candidate =
-        |address: &str| locks.election("scheduler")?.with(Terms::default().note(address));
+        |address: &str| locks.election("scheduler")?.with(LockOptions::default().note(address));
     let (one, two) = (candidate("10.0.0.1:80")?, candidate("10.0.0.2:80")?);
     let mut leaders = one.observe();
 

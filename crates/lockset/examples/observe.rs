@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use lockset::{Lockset, Result, Terms};
+use lockset::{LockOptions, Lockset, Result};
 use metrics_util::debugging::DebuggingRecorder;
 
 #[tokio::main(flavor = "current_thread")]
@@ -17,7 +17,7 @@ async fn main() -> Result<()> {
     tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).init();
 
     let locks = Lockset::connect("memory:").await?;
-    let short = Terms::default().ttl(Duration::from_millis(300)).note("observed");
+    let short = LockOptions::default().ttl(Duration::from_millis(300)).note("observed");
     let guard = locks.mutex("jobs/42")?.with(short)?.lock().await?;
     tokio::time::sleep(Duration::from_millis(400)).await; // long enough for renewals
     guard.release().await?;

@@ -17,9 +17,9 @@ use crate::error::{Error, Result};
 use crate::gate::{Entered, InLine, Pass, Turn};
 use crate::guard::{Ended, Guard, Hold};
 use crate::name::Name;
+use crate::options::ResolvedOptions;
 use crate::report::report;
 use crate::telemetry::Outcome;
-use crate::terms::Checked;
 
 /// How long a single request of the background cleaning may take, and the pauses between tries.
 const CLEANING_TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,17 +34,17 @@ const ASK_FOR_HOLDER: Duration = Duration::from_millis(500);
 /// A lock as a primitive asks for it: what, in which way, on which terms. Makes a fresh claim for
 /// every acquisition.
 #[derive(Clone)]
-pub(crate) struct Want {
+pub(crate) struct LockRequest {
     pub(crate) client: Arc<Client>,
     pub(crate) name: Name,
     pub(crate) mode: Mode,
-    pub(crate) terms: Checked,
+    pub(crate) options: ResolvedOptions,
     /// Stand in the in-process line first. Only for primitives that are exclusive throughout:
     /// readers and writers of one name must meet in the engine's queue to keep their order.
     pub(crate) gated: bool,
 }
 
-impl fmt::Debug for Want {
+impl fmt::Debug for LockRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // All locks show this, several of them at once.
         write!(f, "{:?} {} on {:?}", self.name, self.mode, self.client)
@@ -52,11 +52,11 @@ impl fmt::Debug for Want {
 }
 
 /// `None`: not granted in the time given.
-pub(crate) async fn acquire(want: &Want, wait: Wait) -> Result<Option<Guard>> {
-    let client = &want.client;
+pub(crate) async fn acquire(request: &LockRequest, wait: Wait) -> Result<Option<Guard>> {
+    let client = &request.client;
     client.check_usable()?;
-    check_mode(want)?;
-    let claim = want.claim();
+    check_mode(request)?;
+    let claim = request.claim();
     let span = tracing::info_span!(
         "lockset.acquire",
         name = %claim.name,
@@ -64,14 +64,14 @@ pub(crate) async fn acquire(want: &Want, wait: Wait) -> Result<Option<Guard>> {
         mode = %claim.mode,
         note = %claim.note.text,
     );
-    let mut admitting = std::pin::pin!(admitted(want, claim, wait).instrument(span));
+    let mut admitting = std::pin::pin!(admitted(request, claim, wait).instrument(span));
     let mut granted = match poll!(admitting.as_mut()) {
         Poll::Ready(granted) => {
-            client.telemetry.answered_at_once(&want.name, outcome(&granted));
+            client.telemetry.answered_at_once(&request.name, outcome(&granted));
             granted
         }
         Poll::Pending => {
-            let waiting = client.telemetry.waiting(&client.clock, &want.name);
+            let waiting = client.telemetry.waiting(&client.clock, &request.name);
             let granted = admitting.await;
             waiting.ended(outcome(&granted));
             granted
@@ -93,24 +93,24 @@ fn outcome(granted: &Result<Option<Guard>>) -> Outcome {
 }
 
 /// Like [`acquire`], but not granted in time is an error that says who holds the lock.
-pub(crate) async fn acquire_within(want: &Want, patience: Duration) -> Result<Guard> {
-    let deadline = want.client.clock.now() + patience;
-    match acquire(want, Wait::Until(deadline)).await? {
+pub(crate) async fn acquire_within(request: &LockRequest, patience: Duration) -> Result<Guard> {
+    let deadline = request.client.clock.now() + patience;
+    match acquire(request, Wait::Until(deadline)).await? {
         Some(guard) => Ok(guard),
-        None => Err(timed_out(want, patience).await),
+        None => Err(timed_out(request, patience).await),
     }
 }
 
 /// Not granted in time, and who holds the lock instead, if that can still be found out.
-pub(crate) async fn timed_out(want: &Want, waited: Duration) -> Error {
-    let holder = holder_of(&want.client, &want.name).await.map(Box::new);
-    Error::Timeout { name: want.name.clone(), waited, holder }
+pub(crate) async fn timed_out(request: &LockRequest, waited: Duration) -> Error {
+    let holder = holder_of(&request.client, &request.name).await.map(Box::new);
+    Error::Timeout { name: request.name.clone(), waited, holder }
 }
 
 /// Waits as long as it takes.
-pub(crate) async fn acquire_patiently(want: &Want) -> Result<Guard> {
+pub(crate) async fn acquire_patiently(request: &LockRequest) -> Result<Guard> {
     loop {
-        if let Some(guard) = acquire(want, Wait::Forever).await? {
+        if let Some(guard) = acquire(request, Wait::Forever).await? {
             return Ok(guard);
         }
     }
@@ -123,14 +123,15 @@ pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
     let Some(Ended { claim, grant, pass }) = hold.end()? else { return Ok(()) };
     let mut visit = Some(hold.client.visit_anyway());
     let next = pass.as_ref().and_then(Pass::next);
-    let leaving = Leaving { client: hold.client.clone(), claim, next, pass, answered: false };
-    let next = leaving.next.as_ref().map(|next| &*next.claim);
+    let releasing_claim =
+        ReleaseOnDrop { client: hold.client.clone(), claim, next, pass, answered: false };
+    let next = releasing_claim.next.as_ref().map(|next| &*next.claim);
     let released = {
-        let mut releasing = hold.client.engine.release(&leaving.claim, &grant, next);
+        let mut releasing = hold.client.engine.release(&releasing_claim.claim, &grant, next);
         match poll!(&mut releasing) {
             Poll::Ready(released) => released,
             Poll::Pending => {
-                let _under_way = hold.client.awaits(&leaving.claim);
+                let _under_way = hold.client.awaits(&releasing_claim.claim);
                 visit = None;
                 releasing.await
             }
@@ -140,13 +141,13 @@ pub(crate) async fn release(hold: Arc<Hold>) -> Result<()> {
     match released {
         Ok(next_grant) => {
             let token = hold.client.shown(grant.token);
-            report!(debug, name = leaving.claim.name, token = token, "released");
-            leaving.hand_over(next_grant);
+            report!(debug, name = releasing_claim.claim.name, token = token, "released");
+            releasing_claim.hand_over(next_grant);
             Ok(())
         }
         // That is an answer too: there is nothing of ours left to clean up.
         Err(error @ Error::NotHeld { .. }) => {
-            leaving.hand_over(None);
+            releasing_claim.hand_over(None);
             // Closing the client may have been faster.
             if hold.client.is_closed() { Ok(()) } else { Err(error) }
         }
@@ -181,27 +182,27 @@ pub(crate) async fn withdraw_until_done(client: &Client, claim: &Claim) {
     }
 }
 
-impl Want {
+impl LockRequest {
     fn claim(&self) -> Arc<Claim> {
         Arc::new(Claim {
             id: ClaimId::random(),
             name: self.name.clone(),
             mode: self.mode,
-            ttl: self.terms.ttl,
-            fixed: self.terms.fixed,
+            ttl: self.options.ttl,
+            fixed: self.options.fixed,
             floor: None,
-            note: self.terms.note.clone(),
-            detachable: self.terms.detachable,
-            replicas: self.terms.replicas,
+            note: self.options.note.clone(),
+            detachable: self.options.detachable,
+            replicas: self.options.replicas,
         })
     }
 }
 
-fn check_mode(want: &Want) -> Result<()> {
-    let can = want.client.capabilities;
+fn check_mode(request: &LockRequest) -> Result<()> {
+    let can = request.client.capabilities;
     let unsupported =
         |what: &str| Err(Error::Unsupported { engine: can.engine, what: what.to_owned() });
-    match want.mode {
+    match request.mode {
         Mode::Shared if !can.shared => unsupported("readers that share a lock"),
         Mode::Permits { .. } if !can.permits => unsupported("semaphores"),
         _ => Ok(()),
@@ -210,46 +211,50 @@ fn check_mode(want: &Want) -> Result<()> {
 
 /// Passes the gate if there is one, then asks the engine, with a fresh claim each time the engine
 /// has lost track of the one before.
-async fn admitted(want: &Want, mut claim: Arc<Claim>, wait: Wait) -> Result<Option<Guard>> {
+async fn admitted(
+    request: &LockRequest,
+    mut claim: Arc<Claim>,
+    wait: Wait,
+) -> Result<Option<Guard>> {
     let mut pass = None;
-    while want.gated && pass.is_none() {
-        match at_the_gate(want, &claim, wait).await {
+    while request.gated && pass.is_none() {
+        match at_the_gate(request, &claim, wait).await {
             None => return Ok(None),
             // This task was not polled for longer than the lease lasted.
-            Some(Turn::Granted(guard)) if guard.is_lost() => claim = want.claim(),
+            Some(Turn::Granted(guard)) if guard.is_lost() => claim = request.claim(),
             Some(Turn::Granted(guard)) => return Ok(Some(guard)),
             Some(Turn::Ask(ours)) => pass = Some(ours),
         }
     }
     loop {
-        match ask(want, claim, wait, &mut pass).await? {
-            Asked::Granted(guard) => return Ok(Some(guard)),
-            Asked::NotInTime => return Ok(None),
-            Asked::Forgotten(error) if want.client.clock.now() >= wait.deadline() => {
+        match ask(request, claim, wait, &mut pass).await? {
+            Admission::Granted(guard) => return Ok(Some(guard)),
+            Admission::NotInTime => return Ok(None),
+            Admission::Forgotten(error) if request.client.clock.now() >= wait.deadline() => {
                 return Err(error);
             }
-            Asked::Forgotten(_) => tokio::time::sleep(ASK_AGAIN).await,
+            Admission::Forgotten(_) => tokio::time::sleep(ASK_AGAIN).await,
         }
-        claim = want.claim();
+        claim = request.claim();
     }
 }
 
 /// Waits for the turn; `None` if it does not come in time.
-async fn at_the_gate(want: &Want, claim: &Arc<Claim>, wait: Wait) -> Option<Turn> {
-    let client = &want.client;
-    match client.gate.enter(claim, &want.terms, wait != Wait::No)? {
+async fn at_the_gate(request: &LockRequest, claim: &Arc<Claim>, wait: Wait) -> Option<Turn> {
+    let client = &request.client;
+    match client.gate.enter(claim, &request.options, wait != Wait::No)? {
         Entered::Pass(pass) => Some(Turn::Ask(pass)),
         Entered::InLine(place) => {
             let offered = Some(place.offered.clone());
-            let orphan = Orphan { client, claim: Some(claim.clone()), offered };
+            let undo = WithdrawOnDrop { client, claim: Some(claim.clone()), offered };
             let turn = place.turn(&client.clock, wait.deadline()).await?;
-            orphan.defuse();
+            undo.defuse();
             Some(turn)
         }
     }
 }
 
-enum Asked {
+enum Admission {
     Granted(Guard),
     NotInTime,
     /// The engine does not know the claim any more, or told of the grant too late: it is withdrawn,
@@ -259,10 +264,15 @@ enum Asked {
 
 /// Asks the engine, and withdraws the claim unless the outcome is clear. The pass goes with a
 /// grant.
-async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>) -> Result<Asked> {
-    let client = &want.client;
+async fn ask(
+    request: &LockRequest,
+    claim: Arc<Claim>,
+    wait: Wait,
+    pass: &mut Option<Pass>,
+) -> Result<Admission> {
+    let client = &request.client;
     // First, because a release may have taken the claim along already.
-    let orphan = Orphan::new(client, &claim);
+    let undo = WithdrawOnDrop::new(client, &claim);
     let mut visit = Some(client.visit()?);
     let granted = {
         let mut granting = client.engine.acquire(&claim, wait);
@@ -282,8 +292,8 @@ async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>
                     granted = granting => granted,
                     () = client.closed() => return Err(Error::Closed),
                     () = client.clock.sleep_until(silent) => {
-                        let waited = client.clock.now().since(began);
-                        let what = format!("no answer about `{}` within {waited:.1?}", want.name);
+                        let waited = client.clock.now().saturating_duration_since(began);
+                        let what = format!("no answer about `{}` within {waited:.1?}", request.name);
                         let engine = client.capabilities.engine;
                         Err(Error::Unreachable { engine, what, retryable: true, source: None })
                     }
@@ -294,21 +304,21 @@ async fn ask(want: &Want, claim: Arc<Claim>, wait: Wait, pass: &mut Option<Pass>
     let _until_it_is_kept = visit;
     match granted {
         Ok(Some(grant)) => {
-            let guard = Guard::new(client.clone(), claim, grant, &want.terms, pass);
+            let guard = Guard::new(client.clone(), claim, grant, &request.options, pass);
             let Some(guard) = guard else {
                 let what = "the grant was read only after its lease had run out".to_owned();
                 let engine = client.capabilities.engine;
                 let late = Error::Unreachable { engine, what, retryable: true, source: None };
-                return Ok(Asked::Forgotten(late));
+                return Ok(Admission::Forgotten(late));
             };
-            orphan.defuse();
-            Ok(Asked::Granted(guard))
+            undo.defuse();
+            Ok(Admission::Granted(guard))
         }
         Ok(None) => {
-            orphan.defuse();
-            Ok(Asked::NotInTime)
+            undo.defuse();
+            Ok(Admission::NotInTime)
         }
-        Err(error @ Error::NotHeld { .. }) => Ok(Asked::Forgotten(error)),
+        Err(error @ Error::NotHeld { .. }) => Ok(Admission::Forgotten(error)),
         Err(error) => Err(error),
     }
 }
@@ -321,13 +331,13 @@ async fn holder_of(client: &Client, name: &Name) -> Option<Holder> {
 
 /// A claim that the engine may know and nobody owns yet. Dropped, it is withdrawn; if it has only
 /// stood in line so far, then only if a release took it along to the engine.
-pub(crate) struct Orphan<'a> {
+pub(crate) struct WithdrawOnDrop<'a> {
     client: &'a Arc<Client>,
     claim: Option<Arc<Claim>>,
     offered: Option<Arc<AtomicBool>>,
 }
 
-impl<'a> Orphan<'a> {
+impl<'a> WithdrawOnDrop<'a> {
     pub(crate) fn new(client: &'a Arc<Client>, claim: &Arc<Claim>) -> Self {
         Self { client, claim: Some(claim.clone()), offered: None }
     }
@@ -337,7 +347,7 @@ impl<'a> Orphan<'a> {
     }
 }
 
-impl Drop for Orphan<'_> {
+impl Drop for WithdrawOnDrop<'_> {
     fn drop(&mut self) {
         let known = self.offered.as_ref().is_none_or(|offered| offered.load(Ordering::Acquire));
         if let Some(claim) = self.claim.take().filter(|_| known) {
@@ -347,7 +357,7 @@ impl Drop for Orphan<'_> {
 }
 
 /// A release under way. Dropped before the engine has answered, it ends in the background.
-struct Leaving {
+struct ReleaseOnDrop {
     client: Arc<Client>,
     claim: Arc<Claim>,
     next: Option<InLine>,
@@ -355,7 +365,7 @@ struct Leaving {
     answered: bool,
 }
 
-impl Leaving {
+impl ReleaseOnDrop {
     /// The engine has answered: the next in line, if any, learns what it got.
     fn hand_over(mut self, grant: Option<Grant>) {
         self.answered = true;
@@ -363,7 +373,7 @@ impl Leaving {
         let claim = next.claim.clone();
         let guard = grant.and_then(|grant| {
             let client = self.client.clone();
-            Guard::new(client, claim.clone(), grant, &next.terms, &mut self.pass)
+            Guard::new(client, claim.clone(), grant, &next.options, &mut self.pass)
         });
         let turn = match (guard, self.pass.take()) {
             (Some(guard), _) => Turn::Granted(guard),
@@ -379,7 +389,7 @@ impl Leaving {
     }
 }
 
-impl Drop for Leaving {
+impl Drop for ReleaseOnDrop {
     fn drop(&mut self) {
         if self.answered {
             return;

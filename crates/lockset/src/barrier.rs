@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cell::{Change, Shared};
+use crate::cell::{Change, SharedCell};
 use crate::client::{Client, Visit};
 use crate::engine::ClaimId;
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ const LEAVE_AGAIN: [u64; 8] = [20, 100, 500, 1_000, 2_000, 5_000, 10_000, 10_000
 /// ```
 #[derive(Clone, Debug)]
 pub struct Barrier {
-    cell: Shared,
+    cell: SharedCell,
     parties: u32,
 }
 
@@ -53,7 +53,7 @@ impl Barrier {
             let why = format!("a barrier is for 1 to {} parties", Latch::MAX_COUNT);
             return Err(Error::invalid("number of parties", &parties.to_string(), why));
         }
-        Ok(Self { cell: Shared::new(client, name)?, parties })
+        Ok(Self { cell: SharedCell::new(client, name)?, parties })
     }
 
     /// Waits until all parties are here. `true` for the one that came last.

@@ -29,7 +29,7 @@ use crate::connect::Builder;
 use crate::engine::{Break, Capabilities, Holder, LockState};
 use crate::error::{Error, LossReason, Result};
 use crate::guard::State;
-use crate::{ClaimId, Leader, Lease, Lockable, Name, Terms, Ticket, Token};
+use crate::{ClaimId, Leader, Lease, LockOptions, Lockable, Name, Ticket, Token};
 
 /// Runs `future` on the keeper's runtime while this thread waits.
 fn wait_for<T>(client: &Client, future: impl Future<Output = Result<T>>) -> Result<T> {
@@ -289,8 +289,8 @@ impl Mutex {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the engine cannot keep them.
-    pub fn with(mut self, terms: Terms) -> Result<Self> {
-        self.0.inner = self.0.inner.with(terms)?;
+    pub fn with(mut self, options: LockOptions) -> Result<Self> {
+        self.0.inner = self.0.inner.with(options)?;
         Ok(self)
     }
 
@@ -335,8 +335,8 @@ impl RwLock {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the engine cannot keep them.
-    pub fn with(mut self, terms: Terms) -> Result<Self> {
-        self.0.inner = self.0.inner.with(terms)?;
+    pub fn with(mut self, options: LockOptions) -> Result<Self> {
+        self.0.inner = self.0.inner.with(options)?;
         Ok(self)
     }
 
@@ -408,8 +408,8 @@ impl Semaphore {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the engine cannot keep them.
-    pub fn with(mut self, terms: Terms) -> Result<Self> {
-        self.0.inner = self.0.inner.with(terms)?;
+    pub fn with(mut self, options: LockOptions) -> Result<Self> {
+        self.0.inner = self.0.inner.with(options)?;
         Ok(self)
     }
 
@@ -455,8 +455,8 @@ impl Election {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the engine cannot keep them.
-    pub fn with(mut self, terms: Terms) -> Result<Self> {
-        self.0.inner = self.0.inner.with(terms)?;
+    pub fn with(mut self, options: LockOptions) -> Result<Self> {
+        self.0.inner = self.0.inner.with(options)?;
         Ok(self)
     }
 
@@ -742,8 +742,8 @@ mod tests {
     #[test]
     fn every_verb_works_without_a_runtime() {
         let locks = Lockset::connect("memory:").unwrap();
-        let terms = Terms::default().ttl(Duration::from_millis(300)).detachable();
-        let mutex = locks.mutex("m").unwrap().with(terms).unwrap();
+        let options = LockOptions::default().ttl(Duration::from_millis(300)).detachable();
+        let mutex = locks.mutex("m").unwrap().with(options).unwrap();
         let guard = mutex.lock().unwrap();
         assert!(mutex.try_lock().unwrap().is_none());
         // Longer than the ttl: the keeper renews while this thread blocks.

@@ -27,7 +27,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 
 /// A cell with content of type `T`.
 #[derive(Clone, Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedCell {
     client: Arc<Client>,
     pub(crate) name: Name,
 }
@@ -40,7 +40,7 @@ pub(crate) enum Change<T, R> {
     Keep(R),
 }
 
-impl Shared {
+impl SharedCell {
     pub(crate) fn new(client: Arc<Client>, name: Name) -> Result<Self> {
         if !client.capabilities.cells {
             let what = "latches and barriers".to_owned();
@@ -68,7 +68,7 @@ impl Shared {
         self.clean_up(change).await
     }
 
-    /// As [`change`](Shared::change), also while the client closes.
+    /// As [`change`](SharedCell::change), also while the client closes.
     pub(crate) async fn clean_up<T, R>(
         &self,
         mut change: impl FnMut(Option<T>) -> Result<Change<T, R>>,

@@ -15,8 +15,8 @@ use crate::fork;
 use crate::gate::Gate;
 use crate::hash::FastMap;
 use crate::keeper::Keeper;
-use crate::mutual::unpoisoned;
 use crate::report;
+use crate::sync;
 use crate::telemetry::Telemetry;
 use crate::token::Token;
 
@@ -145,7 +145,7 @@ impl Client {
             .iter()
             .find(|holder| holder.claim == Some(claim.id) && holder.token == Some(grant.token))
             .ok_or_else(|| Error::lost(&claim.name, LossReason::Forgotten))?;
-        let valid_until = (sent + ours.left).before(drift(claim.ttl));
+        let valid_until = (sent + ours.left).saturating_sub(drift(claim.ttl));
         Ok(Grant { valid_until, ..grant.clone() })
     }
 
@@ -221,7 +221,7 @@ impl Client {
     }
 
     fn under_way(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
-        unpoisoned(&self.under_way)
+        sync::lock(&self.under_way)
     }
 
     /// Releases everything this client holds, withdraws what it waits for, finishes what runs in

@@ -33,12 +33,12 @@ impl Moment {
     }
 
     /// How much later `self` is than `earlier`; zero if it is not later.
-    pub const fn since(self, earlier: Moment) -> Duration {
+    pub const fn saturating_duration_since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
     /// The moment `span` before this one, or the origin of the clock.
-    pub fn before(self, span: Duration) -> Self {
+    pub fn saturating_sub(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(nanos(span)))
     }
 }
@@ -101,7 +101,11 @@ impl Clock {
     ///
     /// # Cancel safety
     /// As cancel safe as `work`.
-    pub async fn before<T>(&self, deadline: Moment, work: impl Future<Output = T>) -> Option<T> {
+    pub async fn timeout_at<T>(
+        &self,
+        deadline: Moment,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
         tokio::select! {
             // What is done counts, although somebody who was slow looks only after the time.
             biased;
@@ -119,7 +123,7 @@ impl Clock {
             return std::future::pending().await;
         }
         loop {
-            let left = deadline.since(self.now());
+            let left = deadline.saturating_duration_since(self.now());
             if left.is_zero() {
                 return;
             }
@@ -155,8 +159,8 @@ mod tests {
     #[test]
     fn moments_saturate_instead_of_wrapping() {
         assert_eq!(Moment(5) + Duration::MAX, Moment::NEVER);
-        assert_eq!(Moment(5).before(Duration::from_secs(1)), Moment(0));
-        assert_eq!(Moment(5).since(Moment(9)), Duration::ZERO);
+        assert_eq!(Moment(5).saturating_sub(Duration::from_secs(1)), Moment(0));
+        assert_eq!(Moment(5).saturating_duration_since(Moment(9)), Duration::ZERO);
     }
 
     #[test]
@@ -164,7 +168,7 @@ mod tests {
         let clock = Clock::boot();
         let before = clock.now();
         std::thread::sleep(Duration::from_millis(2));
-        assert!(clock.now().since(before) >= Duration::from_millis(2));
+        assert!(clock.now().saturating_duration_since(before) >= Duration::from_millis(2));
     }
 
     #[tokio::test(start_paused = true)]
@@ -172,6 +176,6 @@ mod tests {
         let clock = Clock::tokio();
         let start = clock.now();
         clock.sleep_until(start + Duration::from_secs(86_400)).await;
-        assert!(clock.now().since(start) >= Duration::from_secs(86_400));
+        assert!(clock.now().saturating_duration_since(start) >= Duration::from_secs(86_400));
     }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 
-use crate::acquire::{Want, acquire, acquire_patiently, acquire_within};
+use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
 use crate::engine::{LockState, Scope, Wait};
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::terms::Terms;
+use crate::options::LockOptions;
 use crate::token::Token;
 
 /// One leader at a time, known to all. Made by [`Lockset::election`](crate::Lockset::election).
@@ -21,9 +21,9 @@ use crate::token::Token;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> lockset::Result<()> {
-/// use lockset::Terms;
+/// use lockset::LockOptions;
 /// let locks = lockset::Lockset::connect("memory:").await?;
-/// let election = locks.election("scheduler")?.with(Terms::default().note("10.0.0.7:80"))?;
+/// let election = locks.election("scheduler")?.with(LockOptions::default().note("10.0.0.7:80"))?;
 ///
 /// let term = election.campaign().await?;
 /// let leader = election.leader().await?.expect("we lead");
@@ -33,7 +33,7 @@ use crate::token::Token;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Election(Want);
+pub struct Election(LockRequest);
 
 /// Who leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,16 +47,16 @@ pub struct Leader {
 }
 
 impl Election {
-    pub(crate) fn new(want: Want) -> Self {
-        Self(want)
+    pub(crate) fn new(request: LockRequest) -> Self {
+        Self(request)
     }
 
     /// The same election on these terms; the note is the leader's word.
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
-    pub fn with(mut self, terms: Terms) -> Result<Self> {
-        self.0.terms = terms.check(&self.0.client)?;
+    pub fn with(mut self, options: LockOptions) -> Result<Self> {
+        self.0.options = options.resolve(&self.0.client)?;
         Ok(self)
     }
 
@@ -106,7 +106,7 @@ impl Election {
         Ok(leader_in(&state, self.0.client.settings.token_base))
     }
 
-    /// Who leads, now and after every change, `None` while nobody does. Terms that were over
+    /// Who leads, now and after every change, `None` while nobody does. LockOptions that were over
     /// before they could be seen are left out.
     pub fn observe(&self) -> BoxStream<'static, Result<Option<Leader>>> {
         if let Err(error) = self.0.client.check_usable() {

@@ -17,21 +17,15 @@ use crate::error::{Error, LossReason, Result};
 use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
 
-#[cfg(any(feature = "redis", feature = "etcd"))]
-mod crowd;
+mod common;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 #[cfg(feature = "local")]
 pub mod local;
 pub mod memory;
-#[cfg(any(feature = "redis", feature = "etcd"))]
-mod pem;
-mod queue;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub mod redlock;
-mod watch;
-mod withdrawn;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
@@ -147,14 +141,14 @@ pub trait Engine: fmt::Debug + Send + Sync {
 
     /// What the engine has to tell about claims of this client without being asked. Called once,
     /// by the client's keeper.
-    fn signals(&self) -> BoxStream<'static, Signal>;
+    fn events(&self) -> BoxStream<'static, Event>;
 
     /// How the home itself is: for a quorum of homes, which must know what each of them is worth.
     ///
     /// # Errors
     /// [`Error::Unreachable`].
-    async fn vitals(&self) -> Result<Vitals> {
-        Ok(Vitals::default())
+    async fn health(&self) -> Result<Health> {
+        Ok(Health::default())
     }
 
     /// Ends the engine's own tasks and connections. Called once, after the last release.
@@ -163,11 +157,11 @@ pub trait Engine: fmt::Debug + Send + Sync {
 
 /// How a home is.
 #[derive(Clone, Debug, Default)]
-pub struct Vitals {
+pub struct Health {
     /// Tells this run of this server from all others, where that can be known.
     pub run: Option<String>,
     /// Settings by which it may break a promise, in words.
-    pub worries: Vec<String>,
+    pub warnings: Vec<String>,
     /// It was started lately and may have forgotten locks, so it is not counted for so long.
     pub counted_in: Option<Duration>,
 }
@@ -183,9 +177,14 @@ fn url_host(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// The part of a lease that is given up for clocks that do not run equally fast: 1 % + 2 ms.
+/// The part of a lease that is given up because clocks do not run equally fast: 1 % + 2 ms.
 pub fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
+}
+
+/// When a client must stop to trust a lease of `ttl` that it requested at `sent`.
+pub fn trusted_until(sent: Moment, ttl: Duration) -> Moment {
+    (sent + ttl).saturating_sub(drift(ttl))
 }
 
 /// 120 random bits and a zero byte, new for every acquisition and chosen before the first byte is
@@ -431,7 +430,7 @@ impl Scope {
 
 /// What an engine tells a client without being asked.
 #[derive(Clone, Debug)]
-pub enum Signal {
+pub enum Event {
     /// This claim no longer holds its lock; with [`LossReason::Revoked`], its lease is the last.
     Lost(ClaimId, LossReason),
     /// Whether this claim still holds is not known at the moment (a connection is down).

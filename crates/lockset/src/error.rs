@@ -134,8 +134,8 @@ pub enum LossReason {
     /// The lease was not renewed in time: the engine did not answer, this process slept, or the
     /// ticket was not attached in time.
     Expired,
-    /// The fixed lease, or the longest time it was to be held, is over.
-    HeldLongest,
+    /// The lease was not to be renewed, or `max_hold` is over.
+    MaxHold,
     /// The engine no longer knows the claim: it lost state, or its clock jumped.
     Forgotten,
     /// An operator freed the lock at once.
@@ -148,8 +148,8 @@ pub enum LossReason {
     Forked,
     /// The ticket was attached before, by this process or another.
     TicketUsed,
-    /// The guard was already released, or its client closed.
-    Released,
+    /// The client was closed, which released the lock.
+    ClientClosed,
 }
 
 impl LossReason {
@@ -157,14 +157,14 @@ impl LossReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             LossReason::Expired => "expired",
-            LossReason::HeldLongest => "held_longest",
+            LossReason::MaxHold => "max_hold",
             LossReason::Forgotten => "forgotten",
             LossReason::Broken => "broken",
             LossReason::Revoked => "revoked",
             LossReason::SessionEnded => "session_ended",
             LossReason::Forked => "forked",
             LossReason::TicketUsed => "ticket_used",
-            LossReason::Released => "released",
+            LossReason::ClientClosed => "client_closed",
         }
     }
 }
@@ -173,14 +173,14 @@ impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             LossReason::Expired => "its lease was not renewed in time and has ended",
-            LossReason::HeldLongest => "the longest time it may be held is over",
+            LossReason::MaxHold => "the longest time it may be held is over",
             LossReason::Forgotten => "the engine no longer knows it",
             LossReason::Broken => "an operator broke it",
             LossReason::Revoked => "an operator asked for it back and the lease ran out",
             LossReason::SessionEnded => "the session with the engine ended",
             LossReason::Forked => "this process is a fork of the one that holds it",
             LossReason::TicketUsed => "its ticket was attached before",
-            LossReason::Released => "it was released",
+            LossReason::ClientClosed => "its client was closed",
         })
     }
 }

@@ -14,9 +14,9 @@ use crate::clock::{Clock, Moment};
 use crate::engine::Claim;
 use crate::guard::Guard;
 use crate::hash::FastMap;
-use crate::mutual::unpoisoned;
 use crate::name::Name;
-use crate::terms::Checked;
+use crate::options::ResolvedOptions;
+use crate::sync;
 
 /// One gate per client.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 pub(crate) struct InLine {
     pub(crate) claim: Arc<Claim>,
-    pub(crate) terms: Checked,
+    pub(crate) options: ResolvedOptions,
     turn: oneshot::Sender<Turn>,
     offered: Arc<AtomicBool>,
 }
@@ -87,7 +87,7 @@ impl Gate {
     pub(crate) fn enter(
         self: &Arc<Self>,
         claim: &Arc<Claim>,
-        terms: &Checked,
+        options: &ResolvedOptions,
         queue: bool,
     ) -> Option<Entered> {
         let mut lines = self.lines();
@@ -104,8 +104,8 @@ impl Gate {
                 let (turn, receiver) = oneshot::channel();
                 let offered = Arc::new(AtomicBool::new(false));
                 let place = Place { turn: receiver, offered: offered.clone() };
-                let (claim, terms) = (claim.clone(), terms.clone());
-                line.get_mut().push_back(InLine { claim, terms, turn, offered });
+                let (claim, options) = (claim.clone(), options.clone());
+                line.get_mut().push_back(InLine { claim, options, turn, offered });
                 Some(Entered::InLine(place))
             }
         }
@@ -147,7 +147,7 @@ impl Gate {
     }
 
     fn lines(&self) -> MutexGuard<'_, FastMap<Name, VecDeque<InLine>>> {
-        unpoisoned(&self.lines)
+        sync::lock(&self.lines)
     }
 }
 

@@ -14,10 +14,10 @@ use crate::clock::Moment;
 use crate::engine::{Amend, Claim, ClaimId, Grant, Mode};
 use crate::error::{Error, LossReason, Result};
 use crate::gate::Pass;
-use crate::mutual::unpoisoned;
 use crate::name::{Name, Note};
+use crate::options::ResolvedOptions;
 use crate::report::report;
-use crate::terms::Checked;
+use crate::sync;
 use crate::ticket::Ticket;
 use crate::token::Token;
 
@@ -79,7 +79,7 @@ impl Guard {
         client: Arc<Client>,
         claim: Arc<Claim>,
         grant: Grant,
-        terms: &Checked,
+        options: &ResolvedOptions,
         pass: &mut Option<Pass>,
     ) -> Option<Self> {
         let now = client.clock.now();
@@ -87,7 +87,7 @@ impl Guard {
             return None;
         }
         let pass = pass.take();
-        let ceiling = terms.max_hold.map_or(Moment::NEVER, |longest| now + longest);
+        let ceiling = options.max_hold.map_or(Moment::NEVER, |longest| now + longest);
         report!(debug, name = claim.name, token = client.shown(grant.token), "granted");
         client.telemetry.held(&claim.name);
         let hold = Arc::new(Hold {
@@ -158,7 +158,11 @@ impl Guard {
     pub fn valid_for(&self) -> Duration {
         match self.hold.judge() {
             State::Lost(_) => Duration::ZERO,
-            _ => self.hold.inner().valid_until().since(self.hold.client.clock.now()),
+            _ => self
+                .hold
+                .inner()
+                .valid_until()
+                .saturating_duration_since(self.hold.client.clock.now()),
         }
     }
 
@@ -170,10 +174,10 @@ impl Guard {
     /// # async fn main() -> lockset::Result<()> {
     /// # let locks = lockset::Lockset::connect("memory:").await?;
     /// use std::time::Duration;
-    /// use lockset::{LossReason, Terms};
-    /// let short = Terms::default().ttl(Duration::from_millis(100)).fixed();
+    /// use lockset::{LossReason, LockOptions};
+    /// let short = LockOptions::default().ttl(Duration::from_millis(100)).no_renewal();
     /// let guard = locks.mutex("m")?.with(short)?.lock().await?;
-    /// assert_eq!(guard.lost().await, LossReason::HeldLongest);
+    /// assert_eq!(guard.lost().await, LossReason::MaxHold);
     /// # Ok(()) }
     /// ```
     ///
@@ -337,11 +341,11 @@ impl Guard {
 
     /// Lets go of the lock without releasing it: a ticket by which another process can take it
     /// over with [`Lockset::attach`](crate::Lockset::attach). From here on only its lease keeps it;
-    /// a [longest hold](crate::Terms::max_hold) does not travel along.
+    /// a [longest hold](crate::LockOptions::max_hold) does not travel along.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the lock was not taken on
-    /// [detachable](crate::Terms::detachable) terms or has other guards; [`Error::Lost`] and
+    /// [detachable](crate::LockOptions::detachable) terms or has other guards; [`Error::Lost`] and
     /// [`Error::Unreachable`] as for [`confirm`](Guard::confirm). In each case the lock is
     /// released.
     ///
@@ -352,7 +356,7 @@ impl Guard {
         self.hold.current()?;
         let refuse = |why| Err(Error::invalid("guard", name.as_str(), why));
         if !self.hold.inner().claim.detachable {
-            return refuse("it was not taken on detachable terms (`Terms::detachable`)");
+            return refuse("it was not taken on detachable options (`LockOptions::detachable`)");
         }
         if self.hold.guards.load(Ordering::Acquire) > 1 {
             return refuse("it was reentered, and the other guards would lose it");
@@ -461,16 +465,14 @@ impl Inner {
     fn reason_at_deadline(&self) -> LossReason {
         match self.phase {
             Phase::Ending(reason) => reason,
-            _ if self.claim.fixed || self.ceiling <= self.grant.valid_until => {
-                LossReason::HeldLongest
-            }
+            _ if self.claim.fixed || self.ceiling <= self.grant.valid_until => LossReason::MaxHold,
             _ => LossReason::Expired,
         }
     }
 
     /// Handed over on a short first lease, the first renewal comes sooner.
     fn first_look(&self, now: Moment) -> Moment {
-        now + self.valid_until().since(now).min(self.claim.ttl) / 3
+        now + self.valid_until().saturating_duration_since(now).min(self.claim.ttl) / 3
     }
 
     fn how_to_ask(&self) -> Ask {
@@ -484,7 +486,7 @@ impl Inner {
 
 impl Hold {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        unpoisoned(&self.inner)
+        sync::lock(&self.inner)
     }
 
     /// The state at this moment. A deadline that has passed makes the loss final.
@@ -512,7 +514,7 @@ impl Hold {
     /// When to ask again after what was asked at `sent` was confirmed: after a third of the ttl, or
     /// of what the lease can be trusted for if that is less.
     pub(crate) fn next_look(&self, sent: Moment) -> Moment {
-        let trusted = self.inner().grant.valid_until.since(sent);
+        let trusted = self.inner().grant.valid_until.saturating_duration_since(sent);
         // Leases that are never renewed run down; only their loss is looked for.
         let trusted = if self.inner().claim.fixed { self.ttl } else { trusted };
         sent + trusted.clamp(self.ttl / 4, self.ttl) / 3
@@ -593,9 +595,9 @@ impl Hold {
     pub(crate) fn end(&self) -> Result<Option<Ended>> {
         let now = self.client.clock.now();
         match self.judge_at(now) {
-            State::Lost(LossReason::Released) => Ok(None),
+            State::Lost(LossReason::ClientClosed) => Ok(None),
             State::Lost(reason) => Err(Error::lost(&self.name, reason)),
-            _ => Ok(self.finish(LossReason::Released, now)),
+            _ => Ok(self.finish(LossReason::ClientClosed, now)),
         }
     }
 
@@ -613,8 +615,8 @@ impl Hold {
             }
         };
         self.client.keeper.remove(self);
-        let held = now.since(self.since);
-        let lost = (reason != LossReason::Released).then_some(reason);
+        let held = now.saturating_duration_since(self.since);
+        let lost = (reason != LossReason::ClientClosed).then_some(reason);
         self.client.telemetry.ended(&self.name, held, lost);
         self.ended.notify_waiters();
         Some(ended)

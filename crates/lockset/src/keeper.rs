@@ -20,25 +20,25 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, Moment};
-use crate::engine::{Claim, ClaimId, Engine, Grant, Signal};
+use crate::engine::{Claim, ClaimId, Engine, Event, Grant};
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::guard::{Ask, Hold, Step};
 use crate::hash::FastMap;
-use crate::mutual::unpoisoned;
 use crate::report::{self, report};
+use crate::sync;
 use crate::telemetry::Renewal;
 
 /// How long an idle loop looks as if it had something to do soon; shorter than any first look that
 /// matters.
 const LINGER: Duration = Duration::from_secs(1);
 /// A client that is dropped without `close` gives its background work this long to finish.
-const LAST_ORDERS: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The client's side of the keeper.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    desk: Arc<Desk>,
+    shared: Arc<Shared>,
     runtime: Handle,
     started: AtomicBool,
     forks: u32,
@@ -46,9 +46,9 @@ pub(crate) struct Keeper {
 
 /// What the client and the keeper's loop share.
 #[derive(Debug)]
-struct Desk {
+struct Shared {
     clock: Clock,
-    book: Mutex<Book>,
+    schedule: Mutex<Schedule>,
     wake: Notify,
     /// Nothing is held and nothing runs.
     idle: Notify,
@@ -57,12 +57,12 @@ struct Desk {
 }
 
 #[derive(Default)]
-struct Book {
+struct Schedule {
     holds: FastMap<ClaimId, (Moment, Arc<Hold>)>,
     due: BTreeSet<(Moment, ClaimId)>,
     /// Holds that came since the loop last looked. Most are gone again by then, and are never
     /// sorted in.
-    fresh: Vec<(Moment, ClaimId)>,
+    unsorted: Vec<(Moment, ClaimId)>,
     jobs: Vec<BoxFuture<'static, ()>>,
     /// Jobs that were taken and are not finished.
     running: usize,
@@ -71,9 +71,9 @@ struct Book {
     closing: bool,
 }
 
-impl std::fmt::Debug for Book {
+impl std::fmt::Debug for Schedule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Book").field("holds", &self.holds.len()).finish_non_exhaustive()
+        f.debug_struct("Schedule").field("holds", &self.holds.len()).finish_non_exhaustive()
     }
 }
 
@@ -81,25 +81,25 @@ impl Keeper {
     /// A keeper without an engine yet: its runtime is where the engine is to be connected, so that
     /// the engine's own tasks live as long as the keeper and are not in the user's way.
     pub(crate) fn new(clock: Clock) -> Result<Self> {
-        let desk = Arc::new(Desk {
+        let shared = Arc::new(Shared {
             clock,
-            book: Mutex::default(),
+            schedule: Mutex::default(),
             wake: Notify::new(),
             idle: Notify::new(),
             stop: Notify::new(),
         });
-        let runtime = match desk.clock.is_virtual() {
+        let runtime = match shared.clock.is_virtual() {
             true => Handle::current(),
-            false => own_thread(desk.clone())?,
+            false => own_thread(shared.clone())?,
         };
         fork::notice();
-        Ok(Self { desk, runtime, started: AtomicBool::new(false), forks: fork::generation() })
+        Ok(Self { shared, runtime, started: AtomicBool::new(false), forks: fork::generation() })
     }
 
     /// Begins to keep the locks of `engine`.
     pub(crate) fn start(&self, engine: Arc<dyn Engine>) {
         self.started.store(true, Ordering::Release);
-        self.runtime.spawn(keep(self.desk.clone(), engine));
+        self.runtime.spawn(keep(self.shared.clone(), engine));
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
@@ -107,41 +107,41 @@ impl Keeper {
     }
 
     pub(crate) fn clock(&self) -> &Clock {
-        &self.desk.clock
+        &self.shared.clock
     }
 
     /// Takes a hold into care. It is looked after from `first_look` on.
     pub(crate) fn add(&self, hold: Arc<Hold>, first_look: Moment) {
-        let mut book = self.desk.book();
-        book.admit(first_look, hold);
-        self.desk.wake_for(&mut book, first_look);
+        let mut schedule = self.shared.schedule();
+        schedule.admit(first_look, hold);
+        self.shared.wake_for(&mut schedule, first_look);
     }
 
     /// A hold ended; it needs no more care.
     pub(crate) fn remove(&self, hold: &Hold) {
         // Dropped after the book is closed: the last hold of a client takes the keeper along.
-        let _removed = self.desk.book().unschedule(hold);
+        let _removed = self.shared.schedule().unschedule(hold);
     }
 
     /// Does something in the background. Never blocks, needs no runtime.
     pub(crate) fn run(&self, job: impl Future<Output = ()> + Send + 'static) {
-        self.desk.book().jobs.push(job.boxed());
-        self.desk.wake.notify_one();
+        self.shared.schedule().jobs.push(job.boxed());
+        self.shared.wake.notify_one();
     }
 
     /// All holds in care.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        self.desk.book().holds.values().map(|(_, hold)| hold.clone()).collect()
+        self.shared.schedule().holds.values().map(|(_, hold)| hold.clone()).collect()
     }
 
     /// Waits until everything in the background is done.
     pub(crate) async fn finish(&self) {
         loop {
-            let idle = self.desk.idle.notified();
-            if self.desk.book().is_idle() {
+            let idle = self.shared.idle.notified();
+            if self.shared.schedule().is_idle() {
                 return;
             }
-            self.desk.wake.notify_one();
+            self.shared.wake.notify_one();
             idle.await;
         }
     }
@@ -153,30 +153,30 @@ impl Drop for Keeper {
             // Neither the thread nor anything it left locked is here.
             return;
         }
-        self.desk.book().closing = true;
-        self.desk.wake.notify_one();
+        self.shared.schedule().closing = true;
+        self.shared.wake.notify_one();
         if !self.started.load(Ordering::Acquire) {
             // No loop is there to end the thread.
-            self.desk.stop.notify_one();
+            self.shared.stop.notify_one();
         }
     }
 }
 
-impl Desk {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        unpoisoned(&self.book)
+impl Shared {
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        sync::lock(&self.schedule)
     }
 
     /// Wakes the loop if it would otherwise look only after `at`.
-    fn wake_for(&self, book: &mut Book, at: Moment) {
-        if book.looks_at.is_some_and(|looks_at| looks_at > at) {
-            book.looks_at = None;
+    fn wake_for(&self, schedule: &mut Schedule, at: Moment) {
+        if schedule.looks_at.is_some_and(|looks_at| looks_at > at) {
+            schedule.looks_at = None;
             self.wake.notify_one();
         }
     }
 }
 
-impl Book {
+impl Schedule {
     /// When this very hold is looked at again, if it is in care. A claim is not enough to tell: the
     /// answer to an old request must not act on another hold of the same claim.
     fn kept(&mut self, hold: &Hold) -> Option<&mut Moment> {
@@ -186,16 +186,16 @@ impl Book {
 
     /// A new hold, to be looked at for the first time at `at`.
     fn admit(&mut self, at: Moment, hold: Arc<Hold>) {
-        if self.fresh.len() > 64 + 2 * self.holds.len() {
+        if self.unsorted.len() > 64 + 2 * self.holds.len() {
             let holds = &self.holds;
-            self.fresh.retain(|(at, id)| holds.get(id).is_some_and(|(now, _)| now == at));
+            self.unsorted.retain(|(at, id)| holds.get(id).is_some_and(|(now, _)| now == at));
         }
-        self.fresh.push((at, hold.id));
+        self.unsorted.push((at, hold.id));
         self.holds.insert(hold.id, (at, hold));
     }
 
-    fn sort_in_the_fresh(&mut self) {
-        for (at, id) in self.fresh.drain(..) {
+    fn sort_in(&mut self) {
+        for (at, id) in self.unsorted.drain(..) {
             if self.holds.get(&id).is_some_and(|(now, _)| *now == at) {
                 self.due.insert((at, id));
             }
@@ -239,7 +239,7 @@ impl Book {
 }
 
 /// The thread ends when the loop has ended.
-fn own_thread(desk: Arc<Desk>) -> Result<Handle> {
+fn own_thread(shared: Arc<Shared>) -> Result<Handle> {
     let cannot = |error: std::io::Error| Error::Unreachable {
         engine: "keeper",
         what: format!("its thread could not be started: {error}"),
@@ -255,7 +255,7 @@ fn own_thread(desk: Arc<Desk>) -> Result<Handle> {
     std::thread::Builder::new()
         .name("lockset-keeper".into())
         .spawn(move || {
-            report::keeping(|| runtime.block_on(desk.stop.notified()));
+            report::keeping(|| runtime.block_on(shared.stop.notified()));
             runtime.shutdown_background();
         })
         .map_err(cannot)?;
@@ -263,48 +263,48 @@ fn own_thread(desk: Arc<Desk>) -> Result<Handle> {
 }
 
 /// The loop.
-async fn keep(desk: Arc<Desk>, engine: Arc<dyn Engine>) {
-    let mut signals = engine.signals().fuse();
+async fn keep(shared: Arc<Shared>, engine: Arc<dyn Engine>) {
+    let mut events = engine.events().fuse();
     let mut running = FuturesUnordered::new();
-    let mut last_orders = Moment::NEVER;
+    let mut drain_until = Moment::NEVER;
     let mut lingers = false;
     loop {
-        let now = desk.clock.now();
+        let now = shared.clock.now();
         let (due, looks_at) = {
-            let mut book = desk.book();
-            book.sort_in_the_fresh();
-            let due = book.due(now);
-            let jobs = std::mem::take(&mut book.jobs);
-            book.running += jobs.len();
+            let mut schedule = shared.schedule();
+            schedule.sort_in();
+            let due = schedule.due(now);
+            let jobs = std::mem::take(&mut schedule.jobs);
+            schedule.running += jobs.len();
             running.extend(jobs.into_iter().map(survive));
-            if book.closing && last_orders == Moment::NEVER {
-                last_orders = now + LAST_ORDERS;
+            if schedule.closing && drain_until == Moment::NEVER {
+                drain_until = now + DRAIN_TIMEOUT;
             }
-            if book.closing && (running.is_empty() || now >= last_orders) {
+            if schedule.closing && (running.is_empty() || now >= drain_until) {
                 break;
             }
-            if book.is_idle() {
-                desk.idle.notify_waiters();
+            if schedule.is_idle() {
+                shared.idle.notify_waiters();
             }
-            let next = book.due.first().map_or(Moment::NEVER, |(at, _)| *at).min(last_orders);
+            let next = schedule.due.first().map_or(Moment::NEVER, |(at, _)| *at).min(drain_until);
             // Woken for a hold that is gone already: others like it need not wake the loop again.
-            lingers = !lingers && next == Moment::NEVER && !desk.clock.is_virtual();
+            lingers = !lingers && next == Moment::NEVER && !shared.clock.is_virtual();
             let next = if lingers { now + LINGER } else { next };
-            book.looks_at = Some(next);
+            schedule.looks_at = Some(next);
             (due, next)
         };
         if !due.is_empty() {
-            look_after(&desk, &engine, due);
+            look_after(&shared, &engine, due);
             continue;
         }
         tokio::select! {
-            () = desk.wake.notified() => {}
-            () = desk.clock.sleep_until(looks_at) => {}
-            Some(()) = running.next() => desk.book().running -= 1,
-            Some(signal) = signals.next() => heed(&desk, signal),
+            () = shared.wake.notified() => {}
+            () = shared.clock.sleep_until(looks_at) => {}
+            Some(()) = running.next() => shared.schedule().running -= 1,
+            Some(event) = events.next() => on_event(&shared, event),
         }
     }
-    desk.stop.notify_one();
+    shared.stop.notify_one();
 }
 
 /// A panic in one job (in a user's recorder or subscriber, say) must not end all renewals.
@@ -316,47 +316,47 @@ async fn survive(job: BoxFuture<'static, ()>) {
 
 /// Each hold either ends, or is renewed now, together with the others of the same ttl, or is looked
 /// up.
-fn look_after(desk: &Arc<Desk>, engine: &Arc<dyn Engine>, due: Vec<Arc<Hold>>) {
-    let mut renewals: BTreeMap<Duration, Vec<Asked>> = BTreeMap::new();
+fn look_after(shared: &Arc<Shared>, engine: &Arc<dyn Engine>, due: Vec<Arc<Hold>>) {
+    let mut renewals: BTreeMap<Duration, Vec<Question>> = BTreeMap::new();
     // Judged before the book is opened: a hold that is found to be over takes itself out of it.
     // And `due` outlives the open book: the last hold of a client takes the keeper down with it.
     let steps: Vec<Step> = due.iter().map(|hold| hold.step()).collect();
-    let mut book = desk.book();
+    let mut schedule = shared.schedule();
     for (step, hold) in steps.into_iter().zip(&due) {
         match step {
-            Step::Over => drop(book.unschedule(hold)),
+            Step::Over => drop(schedule.unschedule(hold)),
             Step::Ask { how, claim, grant, valid_until } => {
                 // While the question is under way the deadline is still watched.
-                book.reschedule(hold, |_| valid_until);
-                let asked = Asked { hold: hold.clone(), claim, grant };
+                schedule.reschedule(hold, |_| valid_until);
+                let asked = Question { hold: hold.clone(), claim, grant };
                 match how {
                     Ask::Renew => renewals.entry(asked.claim.ttl).or_default().push(asked),
-                    Ask::LookUp => book.jobs.push(look_up(desk.clone(), asked).boxed()),
+                    Ask::LookUp => schedule.jobs.push(look_up(shared.clone(), asked).boxed()),
                 }
             }
         }
     }
     for (ttl, batch) in renewals {
-        let (desk, engine) = (desk.clone(), engine.clone());
-        book.jobs.push(async move { renew(&desk, &*engine, ttl, batch).await }.boxed());
+        let (shared, engine) = (shared.clone(), engine.clone());
+        schedule.jobs.push(async move { renew(&shared, &*engine, ttl, batch).await }.boxed());
     }
 }
 
-struct Asked {
+struct Question {
     hold: Arc<Hold>,
     claim: Arc<Claim>,
     grant: Grant,
 }
 
-async fn renew(desk: &Desk, engine: &dyn Engine, ttl: Duration, batch: Vec<Asked>) {
-    let sent = desk.clock.now();
+async fn renew(shared: &Shared, engine: &dyn Engine, ttl: Duration, batch: Vec<Question>) {
+    let sent = shared.clock.now();
     let entries: Vec<(&Claim, &Grant)> =
         batch.iter().map(|entry| (&*entry.claim, &entry.grant)).collect();
     let answers = tokio::time::timeout(ttl / 6, engine.renew(&entries)).await;
     let mut answers = answers.unwrap_or_default().into_iter();
     let mut outcomes: BTreeMap<Renewal, u64> = BTreeMap::new();
     let telemetry = batch.first().map(|entry| entry.hold.client.clone());
-    for Asked { hold, .. } in batch {
+    for Question { hold, .. } in batch {
         let answer = answers.next().map(|answer| answer.map(Some));
         let outcome = match &answer {
             Some(Ok(_)) => Renewal::Renewed,
@@ -364,7 +364,7 @@ async fn renew(desk: &Desk, engine: &dyn Engine, ttl: Duration, batch: Vec<Asked
             _ => Renewal::Failed,
         };
         *outcomes.entry(outcome).or_default() += 1;
-        heed_answer(desk, hold, sent, ttl, answer);
+        on_answer(shared, hold, sent, ttl, answer);
     }
     if let Some(client) = telemetry {
         outcomes.into_iter().for_each(|(how, count)| client.telemetry.renewals(how, count));
@@ -372,18 +372,18 @@ async fn renew(desk: &Desk, engine: &dyn Engine, ttl: Duration, batch: Vec<Asked
 }
 
 /// A lease that is not renewed is looked up instead, so that its holder learns of a loss as soon.
-async fn look_up(desk: Arc<Desk>, asked: Asked) {
-    let Asked { hold, claim, grant } = asked;
-    let sent = desk.clock.now();
+async fn look_up(shared: Arc<Shared>, asked: Question) {
+    let Question { hold, claim, grant } = asked;
+    let sent = shared.clock.now();
     let lease = hold.client.lease_of(&claim, &grant);
     let answer = tokio::time::timeout(claim.ttl / 6, lease).await.ok();
     let answer = answer.map(|lease| lease.map(|_| None));
-    heed_answer(&desk, hold, sent, claim.ttl, answer);
+    on_answer(&shared, hold, sent, claim.ttl, answer);
 }
 
 /// What a question sent at `sent` says about the hold; `None` if it was not answered in time.
-fn heed_answer(
-    desk: &Desk,
+fn on_answer(
+    shared: &Shared,
     hold: Arc<Hold>,
     sent: Moment,
     ttl: Duration,
@@ -396,22 +396,22 @@ fn heed_answer(
         }
         Some(Err(Error::Lost { reason, .. })) => {
             hold.refused(reason);
-            desk.clock.now()
+            shared.clock.now()
         }
         unclear => {
             hold.doubted(unclear.and_then(Result::err));
-            desk.clock.now() + ttl / 12
+            shared.clock.now() + ttl / 12
         }
     };
-    desk.book().reschedule(&hold, |at| next_look.min(at));
+    shared.schedule().reschedule(&hold, |at| next_look.min(at));
 }
 
-fn heed(desk: &Desk, signal: Signal) {
-    let (id, reason) = match signal {
-        Signal::Lost(id, reason) => (id, Some(reason)),
-        Signal::Doubt(id) => (id, None),
+fn on_event(shared: &Shared, event: Event) {
+    let (id, reason) = match event {
+        Event::Lost(id, reason) => (id, Some(reason)),
+        Event::Doubt(id) => (id, None),
     };
-    let hold = desk.book().holds.get(&id).map(|(_, hold)| hold.clone());
+    let hold = shared.schedule().holds.get(&id).map(|(_, hold)| hold.clone());
     match (hold, reason) {
         (Some(hold), Some(reason)) => hold.refused(reason),
         (Some(hold), None) => hold.doubted(None),

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
-use crate::cell::{Change, Shared};
+use crate::cell::{Change, SharedCell};
 use crate::client::Client;
 use crate::engine::ClaimId;
 use crate::error::{Error, Result};
-use crate::mutual::unpoisoned;
 use crate::name::Name;
+use crate::sync;
 
 /// A door that opens when it was counted down `count` times, and then stays open. Made by
 /// [`Lockset::latch`](crate::Lockset::latch).
@@ -31,7 +31,7 @@ use crate::name::Name;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Latch {
-    cell: Shared,
+    cell: SharedCell,
     count: u32,
     /// The ids of counts that may have been made: whoever counts down again goes on with one.
     unsure: Arc<Mutex<Vec<ClaimId>>>,
@@ -53,7 +53,7 @@ impl Latch {
             let why = format!("a latch counts down from 1 to {}", Self::MAX_COUNT);
             return Err(Error::invalid("count", &count.to_string(), why));
         }
-        Ok(Self { cell: Shared::new(client, name)?, count, unsure: Arc::default() })
+        Ok(Self { cell: SharedCell::new(client, name)?, count, unsure: Arc::default() })
     }
 
     /// Counts down by one and returns what remains. An open latch stays open.
@@ -146,7 +146,7 @@ struct Count<'a> {
 
 impl<'a> Count<'a> {
     fn begin(unsure: &'a Mutex<Vec<ClaimId>>) -> Self {
-        let id = unpoisoned(unsure).pop().unwrap_or_else(ClaimId::random);
+        let id = sync::lock(unsure).pop().unwrap_or_else(ClaimId::random);
         Self { unsure, id, is_made: false }
     }
 
@@ -158,7 +158,7 @@ impl<'a> Count<'a> {
 impl Drop for Count<'_> {
     fn drop(&mut self) {
         if !self.is_made {
-            unpoisoned(self.unsure).push(self.id);
+            sync::lock(self.unsure).push(self.id);
         }
     }
 }

@@ -52,13 +52,13 @@ mod latch;
 mod locks;
 mod multi;
 mod mutex;
-mod mutual;
 mod name;
+mod options;
 mod report;
 mod rwlock;
 mod semaphore;
+mod sync;
 mod telemetry;
-mod terms;
 mod ticket;
 mod token;
 
@@ -73,9 +73,9 @@ pub use locks::Lockset;
 pub use multi::{All, Guards, Lockable, all};
 pub use mutex::Mutex;
 pub use name::{Name, Note, Prefix};
+pub use options::LockOptions;
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
-pub use terms::Terms;
 pub use ticket::{Lease, Ticket};
 pub use token::Token;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 
-use crate::acquire::Want;
+use crate::acquire::LockRequest;
 use crate::barrier::Barrier;
 use crate::client::{Client, Settings};
 use crate::clock::Clock;
@@ -18,9 +18,9 @@ use crate::keeper::Keeper;
 use crate::latch::Latch;
 use crate::mutex::Mutex;
 use crate::name::{Name, Prefix};
+use crate::options::LockOptions;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
-use crate::terms::Terms;
 use crate::ticket::{Lease, Ticket};
 
 /// A connection to where locks live. Cheap to clone; all clones share one keeper.
@@ -67,7 +67,7 @@ impl Lockset {
     ///
     /// # Errors
     /// [`Error::Unreachable`] if the keeper's thread cannot be started.
-    pub fn on(engine: Arc<dyn Engine>, clock: Clock) -> Result<Self> {
+    pub fn with_engine(engine: Arc<dyn Engine>, clock: Clock) -> Result<Self> {
         let keeper = Keeper::new(clock)?;
         keeper.start(engine.clone());
         Ok(Self::from_client(Client::new(engine, keeper, Settings::default())))
@@ -117,7 +117,7 @@ impl Lockset {
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`].
     pub fn mutex(&self, name: &str) -> Result<Mutex> {
-        self.want(name, Mode::Exclusive, true).map(Mutex::new)
+        self.request(name, Mode::Exclusive, true).map(Mutex::new)
     }
 
     /// Many readers or one writer.
@@ -125,7 +125,7 @@ impl Lockset {
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`].
     pub fn rwlock(&self, name: &str) -> Result<RwLock> {
-        self.want(name, Mode::Exclusive, false).map(RwLock::new)
+        self.request(name, Mode::Exclusive, false).map(RwLock::new)
     }
 
     /// At most `limit` permits at a time. All who use the name must agree on the limit.
@@ -136,7 +136,7 @@ impl Lockset {
         if limit == 0 {
             return Err(Error::invalid("limit", "0", "a semaphore has at least one permit"));
         }
-        self.want(name, Mode::Permits { take: 1, limit }, false).map(Semaphore::new)
+        self.request(name, Mode::Permits { take: 1, limit }, false).map(Semaphore::new)
     }
 
     /// One leader at a time, known to all.
@@ -144,7 +144,7 @@ impl Lockset {
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`].
     pub fn election(&self, name: &str) -> Result<Election> {
-        self.want(name, Mode::Exclusive, true).map(Election::new)
+        self.request(name, Mode::Exclusive, true).map(Election::new)
     }
 
     /// A door that opens when it was counted down `count` times, and stays open.
@@ -171,8 +171,8 @@ impl Lockset {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> lockset::Result<()> {
     /// # let locks = lockset::Lockset::connect("memory:").await?;
-    /// use lockset::{Terms, Ticket};
-    /// let terms = Terms::default().detachable();
+    /// use lockset::{LockOptions, Ticket};
+    /// let terms = LockOptions::default().detachable();
     /// let ticket = locks.mutex("release")?.with(terms)?.lock().await?.detach().await?;
     ///
     /// let written = ticket.to_string(); // a file, an environment variable, a queue …
@@ -202,8 +202,8 @@ impl Lockset {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> lockset::Result<()> {
     /// # let locks = lockset::Lockset::connect("memory:").await?;
-    /// # use lockset::Terms;
-    /// let terms = Terms::default().detachable();
+    /// # use lockset::LockOptions;
+    /// let terms = LockOptions::default().detachable();
     /// let ticket = locks.mutex("release")?.with(terms)?.lock().await?.detach().await?;
     /// let lease = locks.renew(&ticket).await?;
     /// assert!(lease.valid_for.as_secs() > 20);
@@ -352,9 +352,15 @@ impl Lockset {
         &self.client
     }
 
-    fn want(&self, name: &str, mode: Mode, gated: bool) -> Result<Want> {
-        let terms = Terms::default().check(&self.client)?;
-        Ok(Want { client: self.client.clone(), name: self.name(name)?, mode, terms, gated })
+    fn request(&self, name: &str, mode: Mode, gated: bool) -> Result<LockRequest> {
+        let options = LockOptions::default().resolve(&self.client)?;
+        Ok(LockRequest {
+            client: self.client.clone(),
+            name: self.name(name)?,
+            mode,
+            options,
+            gated,
+        })
     }
 
     fn name(&self, text: &str) -> Result<Name> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 
-use crate::acquire::{Want, acquire, timed_out};
+use crate::acquire::{LockRequest, acquire, timed_out};
 use crate::engine::Wait;
 use crate::error::{Error, LossReason, Result};
 use crate::guard::{Guard, State};
@@ -15,7 +15,7 @@ use crate::token::Token;
 /// A lock that can be one of several: a [`Mutex`], a side of an [`RwLock`](crate::RwLock), some
 /// permits of a [`Semaphore`](crate::Semaphore).
 #[derive(Clone, Debug)]
-pub struct Lockable(pub(crate) Want);
+pub struct Lockable(pub(crate) LockRequest);
 
 impl From<Mutex> for Lockable {
     fn from(mutex: Mutex) -> Self {
@@ -50,12 +50,12 @@ impl From<&Mutex> for Lockable {
 /// # Errors
 /// [`Error::Invalid`] if there is no lock, or one lock is asked for in two ways.
 pub fn all<L: Into<Lockable>>(locks: impl IntoIterator<Item = L>) -> Result<All> {
-    let mut wants: Vec<Want> = locks.into_iter().map(|lock| lock.into().0).collect();
+    let mut wants: Vec<LockRequest> = locks.into_iter().map(|lock| lock.into().0).collect();
     wants.sort_by(|a, b| place(a).cmp(&place(b)));
     let clash = wants.windows(2).find(|w| place(&w[0]) == place(&w[1]) && w[0].mode != w[1].mode);
-    if let Some([want, _]) = clash {
+    if let Some([request, _]) = clash {
         let why = "it is asked for in two different ways";
-        return Err(Error::invalid("set of locks", want.name.as_str(), why));
+        return Err(Error::invalid("set of locks", request.name.as_str(), why));
     }
     wants.dedup_by(|a, b| place(a) == place(b));
     match wants.is_empty() {
@@ -64,13 +64,13 @@ pub fn all<L: Into<Lockable>>(locks: impl IntoIterator<Item = L>) -> Result<All>
     }
 }
 
-fn place(want: &Want) -> (&str, &Name) {
-    (&want.client.identity, &want.name)
+fn place(request: &LockRequest) -> (&str, &Name) {
+    (&request.client.identity, &request.name)
 }
 
 /// Several locks, taken all or none. Made by [`all`].
 #[derive(Clone, Debug)]
-pub struct All(Vec<Want>);
+pub struct All(Vec<LockRequest>);
 
 impl All {
     /// Waits until all are granted, as long as it takes.
@@ -128,8 +128,8 @@ impl All {
         loop {
             let mut guards = Guards(Vec::with_capacity(self.0.len()));
             let mut missing = None;
-            for (index, want) in self.0.iter().enumerate() {
-                match acquire(want, wait(index)).await {
+            for (index, request) in self.0.iter().enumerate() {
+                match acquire(request, wait(index)).await {
                     Ok(Some(guard)) => guards.0.push(guard),
                     other => {
                         missing = Some(other.map(|_| ()));

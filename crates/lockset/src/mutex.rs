@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::acquire::{Want, acquire, acquire_patiently, acquire_within};
+use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
 use crate::engine::Wait;
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::terms::Terms;
+use crate::options::LockOptions;
 
 /// One holder at a time. Made by [`Lockset::mutex`](crate::Lockset::mutex).
 ///
@@ -26,19 +26,19 @@ use crate::terms::Terms;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Mutex(pub(crate) Want);
+pub struct Mutex(pub(crate) LockRequest);
 
 impl Mutex {
-    pub(crate) fn new(want: Want) -> Self {
-        Self(want)
+    pub(crate) fn new(request: LockRequest) -> Self {
+        Self(request)
     }
 
     /// The same lock on these terms.
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
-    pub fn with(mut self, terms: Terms) -> Result<Self> {
-        self.0.terms = terms.check(&self.0.client)?;
+    pub fn with(mut self, options: LockOptions) -> Result<Self> {
+        self.0.options = options.resolve(&self.0.client)?;
         Ok(self)
     }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::hash::hash_of;
-use crate::mutual::unpoisoned;
+use crate::sync;
 
 /// The name of a lock: UTF-8 of 1 to 255 bytes, segments separated by `/`.
 ///
@@ -226,7 +226,7 @@ pub(crate) fn this_process() -> Arc<str> {
     static LABEL: Mutex<Option<(u32, Arc<str>)>> = Mutex::new(None);
     fork::notice();
     let process = fork::generation();
-    let mut label = unpoisoned(&LABEL);
+    let mut label = sync::lock(&LABEL);
     match &*label {
         Some((of, text)) if *of == process => text.clone(),
         _ => {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 use crate::fork;
-use crate::mutual::unpoisoned;
+use crate::sync;
 
 /// At most this many reports wait to be emitted.
 const LONGEST_QUEUE: usize = 1 << 16;
@@ -116,7 +116,7 @@ fn queue(put: impl FnOnce(&Queue)) {
     fork::notice();
     let process = fork::generation();
     let queue = {
-        let mut queue = unpoisoned(&QUEUE);
+        let mut queue = sync::lock(&QUEUE);
         // The thread of a parent is not here.
         if queue.as_ref().is_none_or(|(of, _)| *of != process) {
             *queue = Some((process, Queue::start()));

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::acquire::{Want, acquire, acquire_patiently, acquire_within};
+use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
 use crate::engine::{Mode, Wait};
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::terms::Terms;
+use crate::options::LockOptions;
 
 /// Many readers or one writer, in the order they came: readers that come after a waiting writer
 /// wait behind it, so neither side starves. Made by [`Lockset::rwlock`](crate::Lockset::rwlock).
@@ -33,22 +33,22 @@ use crate::terms::Terms;
 /// ```
 #[derive(Clone, Debug)]
 pub struct RwLock {
-    read: Want,
-    write: Want,
+    read: LockRequest,
+    write: LockRequest,
 }
 
 impl RwLock {
-    pub(crate) fn new(write: Want) -> Self {
-        Self { read: Want { mode: Mode::Shared, ..write.clone() }, write }
+    pub(crate) fn new(write: LockRequest) -> Self {
+        Self { read: LockRequest { mode: Mode::Shared, ..write.clone() }, write }
     }
 
     /// The same lock on these terms.
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
-    pub fn with(mut self, terms: Terms) -> Result<Self> {
-        self.write.terms = terms.check(&self.write.client)?;
-        self.read.terms = self.write.terms.clone();
+    pub fn with(mut self, options: LockOptions) -> Result<Self> {
+        self.write.options = options.resolve(&self.write.client)?;
+        self.read.options = self.write.options.clone();
         Ok(self)
     }
 

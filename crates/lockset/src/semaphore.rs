@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::acquire::{Want, acquire, acquire_patiently, acquire_within};
+use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
 use crate::engine::{Mode, Wait};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::terms::Terms;
+use crate::options::LockOptions;
 
 /// At most `limit` permits at a time, in strict order: whoever asks for more than is free makes
 /// those behind it wait too. Made by [`Lockset::semaphore`](crate::Lockset::semaphore).
@@ -28,25 +28,25 @@ use crate::terms::Terms;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Semaphore {
-    want: Want,
+    request: LockRequest,
     limit: u32,
 }
 
 impl Semaphore {
-    pub(crate) fn new(want: Want) -> Self {
-        let limit = match want.mode {
+    pub(crate) fn new(request: LockRequest) -> Self {
+        let limit = match request.mode {
             Mode::Permits { limit, .. } => limit,
             Mode::Exclusive | Mode::Shared => 1,
         };
-        Self { want, limit }
+        Self { request, limit }
     }
 
     /// The same semaphore on these terms.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the engine cannot keep them.
-    pub fn with(mut self, terms: Terms) -> Result<Self> {
-        self.want.terms = terms.check(&self.want.client)?;
+    pub fn with(mut self, options: LockOptions) -> Result<Self> {
+        self.request.options = options.resolve(&self.request.client)?;
         Ok(self)
     }
 
@@ -92,12 +92,12 @@ impl Semaphore {
         self.taking(permits).map(crate::Lockable)
     }
 
-    fn taking(&self, take: u32) -> Result<Want> {
+    fn taking(&self, take: u32) -> Result<LockRequest> {
         if take == 0 || take > self.limit {
             let why = format!("the semaphore has 1 to {} permits to give", self.limit);
             return Err(Error::invalid("number of permits", &take.to_string(), why));
         }
         let mode = Mode::Permits { take, limit: self.limit };
-        Ok(Want { mode, ..self.want.clone() })
+        Ok(LockRequest { mode, ..self.request.clone() })
     }
 }

@@ -154,7 +154,8 @@ impl Waiting<'_> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let (waited, outcome) = (self.clock.now().since(self.since), self.outcome);
+        let (waited, outcome) =
+            (self.clock.now().saturating_duration_since(self.since), self.outcome);
         self.telemetry.with(self.name, move |meters| {
             meters.waiters.decrement(1);
             meters.waited(outcome).record(waited);

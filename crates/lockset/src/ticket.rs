@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::acquire::Orphan;
+use crate::acquire::WithdrawOnDrop;
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant};
 use crate::error::{Error, LossReason, Result};
 use crate::guard::Guard;
 use crate::name::{Name, Note};
-use crate::terms::Checked;
+use crate::options::ResolvedOptions;
 use crate::token::Token;
 
 const VERSION: u32 = 1;
@@ -81,7 +81,7 @@ impl Ticket {
         let _visit = client.visit()?;
         let _under_way = client.awaits(&claim);
         // If it ends before there is a guard, what may have been passed on is released.
-        let orphan = Orphan::new(client, &claim);
+        let undo = WithdrawOnDrop::new(client, &claim);
         let before = self.grant();
         let adopting = || client.engine.adopt(&self.claim, &before, &claim);
         let adopted = client.asked_again(claim.ttl, adopting).await;
@@ -97,7 +97,7 @@ impl Ticket {
             _ => client.lease_of(&claim, &grant).await,
         };
         let grant = self.or_why(client, grant, claim.id).await?;
-        let terms = Checked {
+        let options = ResolvedOptions {
             ttl: claim.ttl,
             fixed: claim.fixed,
             max_hold: None,
@@ -105,9 +105,9 @@ impl Ticket {
             detachable: true,
             replicas: None,
         };
-        let guard = Guard::new(client.clone(), claim, grant, &terms, &mut None)
+        let guard = Guard::new(client.clone(), claim, grant, &options, &mut None)
             .ok_or_else(|| Error::lost(self.name(), LossReason::Expired))?;
-        orphan.defuse();
+        undo.defuse();
         if is_last {
             guard.asked_back();
         }
@@ -129,7 +129,7 @@ impl Ticket {
         };
         let renewed = client.asked_again(self.claim.ttl, renewing).await;
         let renewed = self.or_why(client, renewed, self.claim.id).await?;
-        let valid_for = renewed.valid_until.since(client.clock.now());
+        let valid_for = renewed.valid_until.saturating_duration_since(client.clock.now());
         Ok(Lease { token: client.shown(self.token), valid_for })
     }
 
@@ -214,11 +214,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Lockset, Terms};
+    use crate::{LockOptions, Lockset};
 
     async fn ticket(locks: &Lockset) -> Ticket {
-        let terms = Terms::default().ttl(Duration::from_secs(5)).detachable();
-        let mutex = locks.mutex("m").unwrap().with(terms).unwrap();
+        let options = LockOptions::default().ttl(Duration::from_secs(5)).detachable();
+        let mutex = locks.mutex("m").unwrap().with(options).unwrap();
         mutex.lock().await.unwrap().detach().await.unwrap()
     }
 

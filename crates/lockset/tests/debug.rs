@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use lockset::{Lockable, Lockset, Terms, all};
+use lockset::{LockOptions, Lockable, Lockset, all};
 
 /// More is not one line any more.
 const LINE: usize = 400;
@@ -18,7 +18,8 @@ fn assert_short(what: &dyn Debug, tells: &str) {
 async fn is_short_on(url: &str) {
     let locks = Lockset::connect(url).await.unwrap();
     assert_short(&locks, locks.engine());
-    let mutex = locks.mutex("orders/42").unwrap().with(Terms::default().detachable()).unwrap();
+    let mutex =
+        locks.mutex("orders/42").unwrap().with(LockOptions::default().detachable()).unwrap();
     let rwlock = locks.rwlock("orders/43").unwrap();
     let semaphore = locks.semaphore("orders/44", 3).unwrap();
     assert_short(&mutex, "orders/42");

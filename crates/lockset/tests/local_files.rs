@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt, StreamExt};
 use lockset::engine::local::{Local, LocalOptions};
-use lockset::engine::{Amend, Claim, ClaimId, Engine, Grant, Mode, Signal, Version, Wait};
+use lockset::engine::{Amend, Claim, ClaimId, Engine, Event, Grant, Mode, Version, Wait};
 use lockset::{Error, LossReason, Note, Token};
 
 /// Well below the safety net of a second: whoever is this fast was told.
@@ -499,7 +499,7 @@ async fn a_client_is_told_at_once_that_its_stand_in_died() {
     };
     let mut process = Command::new("sleep").arg("60").spawn().unwrap();
     let client = stand_in(process.id()).unwrap();
-    let mut signals = client.signals();
+    let mut signals = client.events();
     let (held, _) = hold(&client, LONG).await;
     let waits = claim(LONG);
     let waiting = client.acquire(&waits, Wait::Forever);
@@ -510,7 +510,7 @@ async fn a_client_is_told_at_once_that_its_stand_in_died() {
     let mut told = Box::pin(tokio::time::timeout(AT_ONCE, signals.next()));
     hold(&engine, LONG).await;
     let lost = (&mut told).await.unwrap().unwrap();
-    assert!(matches!(lost, Signal::Lost(id, LossReason::Forgotten) if id == held.id), "{lost:?}");
+    assert!(matches!(lost, Event::Lost(id, LossReason::Forgotten) if id == held.id), "{lost:?}");
     assert!(matches!(waiting.await, Err(Error::NotHeld { .. })));
     let error = client.acquire(&claim(LONG), Wait::No).await.unwrap_err();
     assert!(error.to_string().contains("has ended"), "{error}");

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockset::{Break, Lockset, Terms};
+use lockset::{Break, LockOptions, Lockset};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 
 /// Collects what `tracing` writes.
@@ -40,8 +40,8 @@ fn waiting_holding_renewing_losing_and_releasing_are_seen() {
         let locks = Lockset::builder("memory:").label_names(false).connect().await.unwrap();
         let named = Lockset::builder("memory:").label_names(true).connect().await.unwrap();
         named.mutex("labelled").unwrap().lock().await.unwrap().release().await.unwrap();
-        let terms = Terms::default().ttl(Duration::from_millis(200)).note("seen");
-        let mutex = locks.mutex("jobs/42").unwrap().with(terms).unwrap();
+        let options = LockOptions::default().ttl(Duration::from_millis(200)).note("seen");
+        let mutex = locks.mutex("jobs/42").unwrap().with(options).unwrap();
         let guard = mutex.lock().await.unwrap();
         assert!(mutex.lock_within(Duration::from_millis(300)).await.is_err());
         guard.release().await.unwrap();

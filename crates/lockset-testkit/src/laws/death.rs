@@ -8,7 +8,7 @@ use lockset::engine::Wait;
 use crate::form::Form;
 use crate::process::Process;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, lapse, patience, prepared, state_with, terms, within};
+use crate::tools::{Line, claim, lapse, patience, prepared, state_with, options, within};
 
 /// A holder whose process is killed is succeeded: at once where the engine sees it die, when its
 /// lease ends where it does not.
@@ -18,7 +18,7 @@ pub async fn a_killed_holder_process_is_succeeded(stage: &dyn Stage, form: Form)
     let call = victim.begin_lock("orphaned", form.mode(), stage.ttl());
     let first = victim.granted(call).await;
     let mut line = Line::new();
-    line.join(1, &form.of(&locks, "orphaned", terms(stage)));
+    line.join(1, &form.of(&locks, "orphaned", options(stage)));
     let queued = state_with(&locks, "orphaned", |state| state.waiters.len() == 1);
     prepared("the waiter is seen", queued).await;
     victim.kill();
@@ -31,12 +31,12 @@ pub async fn a_killed_holder_process_is_succeeded(stage: &dyn Stage, form: Form)
 /// engine sees it die.
 pub async fn a_crashed_waiter_delays_nobody_for_long(stage: &dyn Stage, form: Form) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let holder = form.of(&ours, "gap", terms(stage)).lock().await.unwrap();
+    let holder = form.of(&ours, "gap", options(stage)).lock().await.unwrap();
     let crash = Crash::waiting(stage, "gap", form.mode()).await;
     let queued = state_with(&ours, "gap", |state| state.waiters.len() == 1);
     prepared("the waiter that will crash is seen", queued).await;
     let mut line = Line::new();
-    line.join(2, &form.of(&theirs, "gap", terms(stage)));
+    line.join(2, &form.of(&theirs, "gap", options(stage)));
     let queued = state_with(&ours, "gap", |state| state.waiters.len() == 2);
     prepared("the waiter behind it is seen", queued).await;
     let limit = crash.now(stage).await;
@@ -51,7 +51,7 @@ pub async fn a_crash_gives_permits_back(stage: &dyn Stage) {
     let crash = Crash::waiting(stage, "licences", mode).await;
     let granted = state_with(&locks, "licences", |state| state.holders.len() == 1);
     prepared("two permits are out", granted).await;
-    let semaphore = locks.semaphore("licences", 3).unwrap().with(terms(stage)).unwrap();
+    let semaphore = locks.semaphore("licences", 3).unwrap().with(options(stage)).unwrap();
     assert!(semaphore.try_acquire(2).await.unwrap().is_none(), "one permit is left");
     assert!(semaphore.try_acquire(1).await.unwrap().is_some(), "one permit is left");
     let limit = crash.now(stage).await;

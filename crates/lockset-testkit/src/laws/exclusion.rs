@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{soon, terms, within};
+use crate::tools::{soon, options, within};
 
 /// However many clients and tasks want it, one has it.
 pub async fn two_claims_never_hold_at_once(stage: &dyn Stage, form: Form) {
@@ -16,7 +16,7 @@ pub async fn two_claims_never_hold_at_once(stage: &dyn Stage, form: Form) {
     let work = stage.ttl() / 400;
     let mut tasks = JoinSet::new();
     for _ in 0..3 {
-        let lock = form.of(&stage.client().await, "shelf", terms(stage));
+        let lock = form.of(&stage.client().await, "shelf", options(stage));
         for _ in 0..3 {
             let (lock, inside) = (lock.clone(), inside.clone());
             tasks.spawn(async move {
@@ -40,7 +40,7 @@ pub async fn many_may_come_to_a_fresh_home_at_once(stage: &dyn Stage) {
     let clients = join_all((0..8).map(|_| stage.client())).await;
     let inside = AtomicUsize::new(0);
     let visits = clients.iter().map(|locks| async {
-        let lock = Form::Mutex.of(locks, "hall", terms(stage));
+        let lock = Form::Mutex.of(locks, "hall", options(stage));
         let guard = lock.lock().await.unwrap();
         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "they did not meet");
         tokio::task::yield_now().await;
@@ -56,12 +56,12 @@ pub async fn names_are_independent(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let mut guards = Vec::new();
     for name in names {
-        let lock = Form::Mutex.of(&ours, name, terms(stage));
+        let lock = Form::Mutex.of(&ours, name, options(stage));
         let guard = soon(stage, name, lock.try_lock()).await.unwrap();
         guards.push(guard.unwrap_or_else(|| panic!("{name} was taken together with another")));
     }
     for (name, guard) in names.into_iter().zip(guards) {
-        let lock = Form::Mutex.of(&theirs, name, terms(stage));
+        let lock = Form::Mutex.of(&theirs, name, options(stage));
         assert!(lock.try_lock().await.unwrap().is_none(), "{name} was freed with another");
         guard.release().await.unwrap();
         assert!(lock.try_lock().await.unwrap().is_some(), "{name} was released");

@@ -5,7 +5,7 @@ use lockset::{Error, LossReason, Result, Token};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, prepared, soon, soon_free, state_with, terms};
+use crate::tools::{Line, claim, prepared, soon, soon_free, state_with, options};
 
 /// Only the claim that took a lock can release it.
 pub async fn a_strangers_release_does_nothing(stage: &dyn Stage, form: Form) {
@@ -150,7 +150,7 @@ pub async fn a_withdrawn_claim_stays_withdrawn(stage: &dyn Stage, form: Form) {
     let holder = claim(stage, "late", form.mode());
     let grant = taken(&*engine, &holder).await;
     let mut line = Line::new();
-    line.join(1, &form.of(&locks, "late", terms(stage)));
+    line.join(1, &form.of(&locks, "late", options(stage)));
     let queued = state_with(&locks, "late", |state| state.waiters.len() == 1);
     prepared("somebody else waits", queued).await;
     let next = engine.release(&holder, &grant, Some(&held)).await.unwrap();

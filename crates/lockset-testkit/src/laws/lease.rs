@@ -9,13 +9,13 @@ use lockset::{Error, Guard, LossReason, State};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, lapse, patience, prepared, soon, state_with, terms, within};
+use crate::tools::{Line, claim, lapse, patience, prepared, soon, state_with, options, within};
 
 /// While the guard lives its lease is renewed.
 pub async fn a_kept_guard_outlives_its_ttl(stage: &dyn Stage, form: Form) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let guard = form.of(&ours, "kept", terms(stage)).lock().await.unwrap();
-    let stranger = form.of(&theirs, "kept", terms(stage));
+    let guard = form.of(&ours, "kept", options(stage)).lock().await.unwrap();
+    let stranger = form.of(&theirs, "kept", options(stage));
     let token = guard.token();
     for _ in 0..6 {
         tokio::time::sleep(stage.ttl() / 2).await;
@@ -39,16 +39,16 @@ pub async fn a_fixed_lease_ends_by_itself(stage: &dyn Stage, form: Form) {
     let granted = clock.now();
     assert!(grant.valid_until <= granted + ttl, "it promises more than its ttl");
     assert!(grant.valid_until > granted + ttl / 2, "it promises much less than its ttl");
-    let lock = form.of(&theirs, "bare", terms(stage));
+    let lock = form.of(&theirs, "bare", options(stage));
     let next = within(lapse(stage), "a bare lease ends", lock.lock()).await.unwrap();
     assert!(clock.now() >= grant.valid_until, "somebody was granted before the lease ended");
     assert!(next.token() > grant.token);
 
     let before = clock.now();
-    let guard = form.of(&ours, "fixed", terms(stage).fixed()).lock().await.unwrap();
+    let guard = form.of(&ours, "fixed", options(stage).no_renewal()).lock().await.unwrap();
     let reason = within(ttl, "a guard on a fixed lease ends", guard.lost()).await;
-    assert_eq!(reason, LossReason::HeldLongest);
-    assert!(clock.now().since(before) + patience(stage) > ttl, "it ended long before its ttl");
+    assert_eq!(reason, LossReason::MaxHold);
+    assert!(clock.now().saturating_duration_since(before) + patience(stage) > ttl, "it ended long before its ttl");
 }
 
 /// A lock with a longest hold ends then, however often it could be renewed.
@@ -56,14 +56,14 @@ pub async fn a_longest_hold_ends_the_lock(stage: &dyn Stage, form: Form) {
     let (clock, longest) = (stage.clock(), stage.ttl() * 2);
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let before = clock.now();
-    let stuck = form.of(&ours, "stuck", terms(stage).max_hold(longest)).lock().await.unwrap();
+    let stuck = form.of(&ours, "stuck", options(stage).max_hold(longest)).lock().await.unwrap();
     let mut line = Line::new();
-    line.join(1, &form.of(&theirs, "stuck", terms(stage)));
+    line.join(1, &form.of(&theirs, "stuck", options(stage)));
 
     let reason = within(longest + patience(stage), "it ends", stuck.lost()).await;
-    assert_eq!(reason, LossReason::HeldLongest);
-    assert!(clock.now().since(before) >= longest, "it ended before its longest hold");
-    assert_eq!(stuck.state(), State::Lost(LossReason::HeldLongest));
+    assert_eq!(reason, LossReason::MaxHold);
+    assert!(clock.now().saturating_duration_since(before) >= longest, "it ended before its longest hold");
+    assert_eq!(stuck.state(), State::Lost(LossReason::MaxHold));
     drop(soon(stage, "the next has it when it ended", line.next()).await);
 }
 
@@ -72,9 +72,9 @@ pub async fn a_dropped_guard_releases(stage: &dyn Stage, form: Form) {
     let theirs = stage.client().await;
     for the_client_too in [false, true] {
         let ours = stage.client().await;
-        let guard = form.of(&ours, "dropped", terms(stage)).lock().await.unwrap();
+        let guard = form.of(&ours, "dropped", options(stage)).lock().await.unwrap();
         let mut line = Line::new();
-        line.join(1, &form.of(&theirs, "dropped", terms(stage)));
+        line.join(1, &form.of(&theirs, "dropped", options(stage)));
         let queued = state_with(&theirs, "dropped", |state| state.waiters.len() == 1);
         prepared("the waiter is seen", queued).await;
         drop(guard);
@@ -92,7 +92,7 @@ pub async fn kept_guards_survive_a_blocked_runtime(stage: &dyn Stage) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let locks = stage.client().await;
-            let guard = Form::Mutex.of(&locks, "blocked", terms(stage)).lock().await.unwrap();
+            let guard = Form::Mutex.of(&locks, "blocked", options(stage)).lock().await.unwrap();
             std::thread::sleep(stage.ttl() * 2);
             assert_eq!(guard.state(), State::Held, "after the runtime was blocked");
             assert!(guard.valid_for() > drift(stage.ttl()));
@@ -114,7 +114,7 @@ pub async fn kept_guards_survive_a_blocked_runtime(stage: &dyn Stage) {
 pub async fn a_lease_that_is_over_is_not_handed_out(stage: &dyn Stage) {
     let locks = stage.client().await;
     let pause = stage.ttl() + stage.ttl() / 4;
-    let lock = |name| Form::Mutex.of(&locks, name, terms(stage).detachable());
+    let lock = |name| Form::Mutex.of(&locks, name, options(stage).detachable());
     let (first, second) = (lock("late"), lock("late"));
     // What is done for the first time may need more round trips than one.
     let (guard, mut waiting) = (first.lock().await.unwrap(), Begun::new(second.lock()));

@@ -9,15 +9,15 @@ use rand::{RngExt, SeedableRng};
 
 use crate::form::{Alone, Form};
 use crate::stage::{Stage, Time};
-use crate::tools::{Line, patience, prepared, soon, soon_free, state_with, terms, within};
+use crate::tools::{Line, patience, prepared, soon, soon_free, state_with, options, within};
 
 /// Dropping a pending `lock()` at any moment leaves neither a lock nor a place in the queue.
 pub async fn a_cancelled_lock_leaves_nothing(stage: &dyn Stage, form: Form) {
     // Always the same points: what fails once must fail again.
     let mut random = SmallRng::seed_from_u64(42);
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let holding = form.of(&ours, "left", terms(stage));
-    let lock = form.of(&theirs, "left", terms(stage));
+    let holding = form.of(&ours, "left", options(stage));
+    let lock = form.of(&theirs, "left", options(stage));
     for round in 0..40 {
         // A holder of the same client takes the next in line along when it releases.
         let holding = if round % 8 < 4 { &holding } else { &lock };
@@ -59,8 +59,8 @@ pub async fn a_cancelled_lock_leaves_nothing(stage: &dyn Stage, form: Form) {
 /// Whoever stops waiting because its time is over is no longer in the queue.
 pub async fn a_timed_out_waiter_leaves_nothing(stage: &dyn Stage, form: Form) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let holder = form.of(&ours, "patience", terms(stage)).lock().await.unwrap();
-    let lock = form.of(&theirs, "patience", terms(stage));
+    let holder = form.of(&ours, "patience", options(stage)).lock().await.unwrap();
+    let lock = form.of(&theirs, "patience", options(stage));
     let attempts = (0..3).map(|_| lock.lock_within(stage.ttl() / 8));
     for attempt in futures_util::future::join_all(attempts).await {
         match attempt {
@@ -82,13 +82,13 @@ pub async fn a_timed_out_waiter_leaves_nothing(stage: &dyn Stage, form: Form) {
 pub async fn a_silent_home_does_not_prolong_a_wait(stage: &dyn Stage, form: Form) {
     let (clock, given) = (stage.clock(), stage.ttl() / 4);
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let holder = form.of(&ours, "silent", terms(stage)).lock().await.unwrap();
-    let lock = form.of(&theirs, "silent", terms(stage));
+    let holder = form.of(&ours, "silent", options(stage)).lock().await.unwrap();
+    let lock = form.of(&theirs, "silent", options(stage));
     // Before the home is silent, whatever had to be done for the first time.
     assert!(lock.try_lock().await.unwrap().is_none());
     let waiting = tokio::spawn(async move {
         let began = clock.now();
-        (lock.lock_within(given).await.map(|guard| guard.token()), clock.now().since(began))
+        (lock.lock_within(given).await.map(|guard| guard.token()), clock.now().saturating_duration_since(began))
     });
     let queued = state_with(&ours, "silent", |state| state.waiters.len() == 1);
     within(given, "the waiter is seen before its time is over", queued).await;
@@ -112,22 +112,22 @@ pub async fn close_releases_everything(stage: &dyn Stage) {
     let permits = stage.engine().await.capabilities().permits;
     for form in Form::ALL.into_iter().filter(|form| permits || *form != Form::OnePermit) {
         let name = format!("closed/{form:?}");
-        guards.push(form.of(&ours, &name, terms(stage)).lock().await.unwrap());
+        guards.push(form.of(&ours, &name, options(stage)).lock().await.unwrap());
     }
-    drop(Form::Mutex.of(&ours, "closed/dropped", terms(stage)).lock().await.unwrap());
+    drop(Form::Mutex.of(&ours, "closed/dropped", options(stage)).lock().await.unwrap());
     let latch = ours.latch("never", 1);
-    let busy = Form::Mutex.of(&theirs, "busy", terms(stage)).lock().await.unwrap();
-    let waiting = Form::Mutex.of(&ours, "busy", terms(stage));
+    let busy = Form::Mutex.of(&theirs, "busy", options(stage)).lock().await.unwrap();
+    let waiting = Form::Mutex.of(&ours, "busy", options(stage));
     let waiter = tokio::spawn(async move { waiting.lock().await.map(|guard| guard.token()) });
     let latch = latch.map(|latch| tokio::spawn(async move { latch.wait().await }));
     let mut line = Line::new();
-    line.join(1, &Form::Mutex.of(&theirs, "closed/Mutex", terms(stage)));
+    line.join(1, &Form::Mutex.of(&theirs, "closed/Mutex", options(stage)));
     let queued = state_with(&theirs, "busy", |state| state.waiters.len() == 1);
     prepared("the waiter is seen", queued).await;
 
     soon(stage, "it closes", ours.close()).await.unwrap();
     for guard in &guards {
-        assert_eq!(guard.state(), State::Lost(LossReason::Released));
+        assert_eq!(guard.state(), State::Lost(LossReason::ClientClosed));
     }
     let (_, next) = soon(stage, "the next has it when its holder closed", line.next()).await;
     next.release().await.unwrap();

@@ -1,20 +1,20 @@
 //! A guard is honest about what it has.
 
-use lockset::engine::drift;
+use lockset::engine::trusted_until;
 use lockset::{Break, Guard, LossReason, State};
 
 use crate::form::Form;
 use crate::stage::{Connection, Stage};
-use crate::tools::{Line, lapse, not_within, patience, prepared, soon, state_with, terms, within};
+use crate::tools::{Line, lapse, not_within, patience, prepared, soon, state_with, options, within};
 
 /// When the home stops answering, the guard says so: first in doubt, then lost, by its deadline
 /// and before anybody else is granted the lock.
 pub async fn a_frozen_server_loses_the_guard_by_its_deadline(stage: &dyn Stage, form: Form) {
     let (clock, ttl) = (stage.clock(), stage.ttl());
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let guard = form.of(&ours, "frozen", terms(stage)).lock().await.unwrap();
+    let guard = form.of(&ours, "frozen", options(stage)).lock().await.unwrap();
     let mut line = Line::new();
-    line.join(1, &form.of(&theirs, "frozen", terms(stage)));
+    line.join(1, &form.of(&theirs, "frozen", options(stage)));
     let queued = state_with(&ours, "frozen", |state| state.waiters.len() == 1);
     prepared("the waiter is seen", queued).await;
     assert_eq!(guard.state(), State::Held);
@@ -26,7 +26,7 @@ pub async fn a_frozen_server_loses_the_guard_by_its_deadline(stage: &dyn Stage, 
     let reason = within(ttl, "the guard loses by its deadline", guard.lost()).await;
     assert_eq!(reason, LossReason::Expired);
     let lost = clock.now();
-    assert!(lost.since(frozen) > ttl / 3, "it was given up long before its deadline");
+    assert!(lost.saturating_duration_since(frozen) > ttl / 3, "it was given up long before its deadline");
     assert_eq!(guard.state(), State::Lost(LossReason::Expired));
 
     stage.thaw().await;
@@ -43,11 +43,11 @@ pub async fn a_frozen_server_loses_the_guard_by_its_deadline(stage: &dyn Stage, 
 pub async fn a_guard_never_says_held_after_its_deadline(stage: &dyn Stage, form: Form) {
     let (clock, ttl) = (stage.clock(), stage.ttl());
     let locks = stage.client().await;
-    let watched = form.of(&locks, "watched", terms(stage)).lock().await.unwrap();
-    let paused = form.of(&locks, "paused", terms(stage)).lock().await.unwrap();
-    let fixed = form.of(&locks, "fixed", terms(stage).fixed()).lock().await.unwrap();
+    let watched = form.of(&locks, "watched", options(stage)).lock().await.unwrap();
+    let paused = form.of(&locks, "paused", options(stage)).lock().await.unwrap();
+    let fixed = form.of(&locks, "fixed", options(stage).no_renewal()).lock().await.unwrap();
     stage.freeze().await;
-    let deadline = (clock.now() + ttl).before(drift(ttl));
+    let deadline = trusted_until(clock.now(), ttl);
     loop {
         // Asked before the state: the answer may be late, the question not.
         let before = clock.now();
@@ -55,7 +55,7 @@ pub async fn a_guard_never_says_held_after_its_deadline(stage: &dyn Stage, form:
         if let State::Lost(_) = state {
             break;
         }
-        assert!(before < deadline, "{state:?} {:?} after its deadline", before.since(deadline));
+        assert!(before < deadline, "{state:?} {:?} after its deadline", before.saturating_duration_since(deadline));
         assert!(watched.valid_for() <= ttl, "it promises more than its ttl");
         tokio::time::sleep(ttl / 100).await;
         if before + ttl / 2 > deadline {
@@ -76,9 +76,9 @@ pub async fn a_guard_never_says_held_after_its_deadline(stage: &dyn Stage, form:
 pub async fn a_break_now_is_told_at_once(stage: &dyn Stage, form: Form) {
     let (ours, theirs, operator) =
         (stage.client().await, stage.client().await, stage.client().await);
-    let guard = form.of(&ours, "broken", terms(stage)).lock().await.unwrap();
+    let guard = form.of(&ours, "broken", options(stage)).lock().await.unwrap();
     let mut line = Line::new();
-    line.join(1, &form.of(&theirs, "broken", terms(stage)));
+    line.join(1, &form.of(&theirs, "broken", options(stage)));
     let queued = state_with(&ours, "broken", |state| state.waiters.len() == 1);
     prepared("the waiter is seen", queued).await;
 
@@ -99,7 +99,7 @@ pub async fn a_break_now_is_told_at_once(stage: &dyn Stage, form: Form) {
 pub async fn a_break_now_is_told_to_whoever_attached(stage: &dyn Stage, form: Form) {
     let (ours, theirs, operator) =
         (stage.client().await, stage.client().await, stage.client().await);
-    let lock = form.of(&ours, "broken", terms(stage).detachable());
+    let lock = form.of(&ours, "broken", options(stage).detachable());
     let ticket = lock.lock().await.unwrap().detach().await.unwrap();
     let guard = theirs.attach(&ticket).await.unwrap();
     operator.force_release("broken", Break::Now).await.unwrap();
@@ -114,9 +114,9 @@ pub async fn a_gentle_break_ends_with_the_lease(stage: &dyn Stage, form: Form) {
     let ttl = stage.ttl();
     let (ours, theirs, operator) =
         (stage.client().await, stage.client().await, stage.client().await);
-    let guard = form.of(&ours, "asked", terms(stage)).lock().await.unwrap();
+    let guard = form.of(&ours, "asked", options(stage)).lock().await.unwrap();
     let mut line = Line::new();
-    line.join(1, &form.of(&theirs, "asked", terms(stage)));
+    line.join(1, &form.of(&theirs, "asked", options(stage)));
     let queued = state_with(&ours, "asked", |state| state.waiters.len() == 1);
     prepared("the waiter is seen", queued).await;
 
@@ -144,7 +144,7 @@ pub async fn a_stopped_process_knows_that_it_lost(stage: &dyn Stage) {
     let first = process.granted(call).await;
     process.stop();
     stage.change_leader().await;
-    let lock = Form::Mutex.of(&locks, "stopped", terms(stage));
+    let lock = Form::Mutex.of(&locks, "stopped", options(stage));
     let next = within(lapse(stage), "a stopped process is succeeded", lock.lock()).await.unwrap();
     assert!(next.token() > first);
     process.resume();
@@ -160,7 +160,7 @@ pub async fn a_cut_session_is_told(stage: &dyn Stage) {
     let (clock, ttl) = (stage.clock(), stage.ttl());
     let theirs = stage.client().await;
     let linked = stage.linked().await.expect("there is a connection");
-    let ours = |name| Form::Mutex.of(&linked.locks, name, terms(stage));
+    let ours = |name| Form::Mutex.of(&linked.locks, name, options(stage));
 
     let guard = ours("healed").lock().await.unwrap();
     linked.link.set(Connection::Ended);
@@ -182,7 +182,7 @@ pub async fn a_cut_session_is_told(stage: &dyn Stage) {
     let reason = within(ttl, "the guard loses by its deadline", guard.lost()).await;
     assert_eq!(reason, LossReason::Expired);
     assert!(clock.now() < deadline + patience(stage), "it lost long after its deadline");
-    let next = Form::Mutex.of(&theirs, "silent", terms(stage));
+    let next = Form::Mutex.of(&theirs, "silent", options(stage));
     let next = within(lapse(stage), "the home passes it on", next.lock()).await.unwrap();
     assert!(next.token() > guard.token());
     linked.link.set(Connection::Whole);

@@ -6,15 +6,15 @@ use lockset::{Lockset, Mode, Result};
 use crate::form::Form;
 use crate::stage::Stage;
 use crate::tools::{
-    Line, claim, not_within, patience, prepared, soon, soon_free, state_with, terms,
+    Line, claim, not_within, patience, prepared, soon, soon_free, state_with, options,
 };
 
 /// A waiter is woken by the release, not by the end of a lease.
 pub async fn a_release_admits_the_waiter_and_not_its_expiry(stage: &dyn Stage, form: Form) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let holder = form.of(&ours, "door", terms(stage)).lock().await.unwrap();
+    let holder = form.of(&ours, "door", options(stage)).lock().await.unwrap();
     let mut line = Line::new();
-    line.join(1, &form.of(&theirs, "door", terms(stage)));
+    line.join(1, &form.of(&theirs, "door", options(stage)));
     waiters(&ours, "door", 1).await;
     not_within(patience(stage), "a second holder", line.next()).await;
     let first = holder.token();
@@ -26,8 +26,8 @@ pub async fn a_release_admits_the_waiter_and_not_its_expiry(stage: &dyn Stage, f
 /// Tasks of one client get the lock in the order in which they asked.
 pub async fn waiters_of_one_process_are_served_in_order(stage: &dyn Stage, form: Form) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let mut guard = form.of(&ours, "desk", terms(stage)).lock().await.unwrap();
-    let lock = form.of(&theirs, "desk", terms(stage));
+    let mut guard = form.of(&ours, "desk", options(stage)).lock().await.unwrap();
+    let lock = form.of(&theirs, "desk", options(stage));
     let mut line = Line::new();
     for number in 0..6 {
         line.join(number, &lock);
@@ -44,11 +44,11 @@ pub async fn waiters_of_one_process_are_served_in_order(stage: &dyn Stage, form:
 /// A process with many waiters does not keep the lock to itself.
 pub async fn processes_take_turns(stage: &dyn Stage, form: Form) {
     let (ours, even, odd) = (stage.client().await, stage.client().await, stage.client().await);
-    let mut guard = form.of(&ours, "turn", terms(stage)).lock().await.unwrap();
+    let mut guard = form.of(&ours, "turn", options(stage)).lock().await.unwrap();
     let mut line = Line::new();
     for number in 0..8 {
         let client = if number % 2 == 0 { &even } else { &odd };
-        line.join(number, &form.of(client, "turn", terms(stage)));
+        line.join(number, &form.of(client, "turn", options(stage)));
         let (evens, odds) = (number / 2 + 1, number.div_ceil(2));
         waiters(&ours, "turn", form.visible(evens) + form.visible(odds)).await;
     }
@@ -92,10 +92,10 @@ fn granted(answer: Result<Option<Grant>>) -> Grant {
 /// Of several waiters a release admits one, and the others go on waiting.
 pub async fn a_release_admits_exactly_one_waiter(stage: &dyn Stage, form: Form) {
     let ours = stage.client().await;
-    let mut guard = form.of(&ours, "seat", terms(stage)).lock().await.unwrap();
+    let mut guard = form.of(&ours, "seat", options(stage)).lock().await.unwrap();
     let mut line = Line::new();
     for number in 0..4 {
-        line.join(number, &form.of(&stage.client().await, "seat", terms(stage)));
+        line.join(number, &form.of(&stage.client().await, "seat", options(stage)));
         waiters(&ours, "seat", number + 1).await;
     }
     for left in (0..4).rev() {

@@ -7,17 +7,17 @@ use lockset::{Error, LossReason, State, Ticket};
 use crate::form::Form;
 use crate::stage::{Connection, Stage};
 use crate::tools::{
-    Line, lapse, not_within, patience, prepared, soon, soon_free, state_with, terms, within,
+    Line, lapse, not_within, patience, prepared, soon, soon_free, state_with, options, within,
 };
 
 /// A reentered lock is released when its last guard is gone.
 pub async fn a_reentered_guard_counts(stage: &dyn Stage, form: Form) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let outer = form.of(&ours, "room", terms(stage)).lock().await.unwrap();
+    let outer = form.of(&ours, "room", options(stage)).lock().await.unwrap();
     let (inner, dropped) = (outer.reenter().unwrap(), outer.reenter().unwrap());
     assert_eq!((inner.token(), inner.claim_id()), (outer.token(), outer.claim_id()));
     let mut line = Line::new();
-    line.join(1, &form.of(&theirs, "room", terms(stage)));
+    line.join(1, &form.of(&theirs, "room", options(stage)));
     outer.release().await.unwrap();
     drop(dropped);
     not_within(patience(stage), "it was released with a guard left", line.next()).await;
@@ -30,7 +30,7 @@ pub async fn a_reentered_guard_counts(stage: &dyn Stage, form: Form) {
 /// A lock travels on paper to another client, and only to its own home.
 pub async fn a_detached_lock_is_attached_elsewhere(stage: &dyn Stage, form: Form) {
     let (ours, theirs, far) = (stage.client().await, stage.client().await, stage.elsewhere().await);
-    let lock = form.of(&ours, "baton", terms(stage).detachable().note("runner"));
+    let lock = form.of(&ours, "baton", options(stage).detachable().note("runner"));
     let guard = lock.lock().await.unwrap();
     let token = guard.token();
     let paper = guard.detach().await.unwrap().to_string();
@@ -60,7 +60,7 @@ pub async fn a_detached_lock_is_attached_elsewhere(stage: &dyn Stage, form: Form
 /// first.
 pub async fn a_ticket_is_attached_once(stage: &dyn Stage, form: Form) {
     let (ours, theirs, late) = (stage.client().await, stage.client().await, stage.client().await);
-    let lock = form.of(&ours, "baton", terms(stage).detachable());
+    let lock = form.of(&ours, "baton", options(stage).detachable());
     let ticket = lock.lock().await.unwrap().detach().await.unwrap();
     let guard = soon(stage, "it is attached", theirs.attach(&ticket)).await.unwrap();
     for (who, client) in [("another client", &late), ("the first one", &ours), ("itself", &theirs)] {
@@ -82,11 +82,11 @@ pub async fn a_ticket_is_attached_once(stage: &dyn Stage, form: Form) {
 
 /// The leader is known to all, also when it changes.
 pub async fn an_election_shows_its_leader(stage: &dyn Stage) {
-    let (ours, theirs, crowd) = (stage.client().await, stage.client().await, stage.client().await);
+    let (ours, theirs, contenders) = (stage.client().await, stage.client().await, stage.client().await);
     let election = |locks: &lockset::Lockset, word: &str| {
-        locks.election("chair").unwrap().with(terms(stage).note(word)).unwrap()
+        locks.election("chair").unwrap().with(options(stage).note(word)).unwrap()
     };
-    let watching = election(&crowd, "");
+    let watching = election(&contenders, "");
     assert_eq!(watching.leader().await.unwrap(), None);
     let mut leaders = watching.observe();
     let mut changes = async || {

@@ -5,12 +5,12 @@ use tokio::task::JoinSet;
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{patience, soon, soon_free, terms, within};
+use crate::tools::{patience, soon, soon_free, options, within};
 
 /// Either all are held or none is, on one home and on two.
 pub async fn several_locks_are_taken_all_or_none(stage: &dyn Stage, form: Form) {
     let (ours, theirs, far) = (stage.client().await, stage.client().await, stage.elsewhere().await);
-    let one = |locks: &Lockset, name| form.of(locks, name, terms(stage));
+    let one = |locks: &Lockset, name| form.of(locks, name, options(stage));
     for homes in [[&ours, &ours, &ours], [&far, &ours, &far]] {
         let names = ["c", "b", "a"];
         let locks = homes.iter().zip(names).map(|(home, name)| one(home, name).lockable());
@@ -51,9 +51,9 @@ pub async fn opposite_orders_do_not_wait_for_each_other(stage: &dyn Stage) {
     for turned in [false, true, false, true] {
         let near = stage.client().await;
         let mut wanted = vec![
-            Lockable::from(near.mutex("x").unwrap().with(terms(stage)).unwrap()),
-            Lockable::from(near.mutex("y").unwrap().with(terms(stage)).unwrap()),
-            Lockable::from(far.mutex("x").unwrap().with(terms(stage)).unwrap()),
+            Lockable::from(near.mutex("x").unwrap().with(options(stage)).unwrap()),
+            Lockable::from(near.mutex("y").unwrap().with(options(stage)).unwrap()),
+            Lockable::from(far.mutex("x").unwrap().with(options(stage)).unwrap()),
         ];
         if turned {
             wanted.reverse();

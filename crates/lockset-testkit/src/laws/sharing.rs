@@ -8,7 +8,7 @@ use tokio::sync::mpsc::unbounded_channel;
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{claim, not_within, patience, prepared, soon, state_with, terms};
+use crate::tools::{claim, not_within, patience, prepared, soon, state_with, options};
 
 /// Readers together, a writer alone.
 pub async fn readers_share_and_writers_exclude(stage: &dyn Stage) {
@@ -170,7 +170,7 @@ pub async fn one_name_has_one_use(stage: &dyn Stage) {
     let permit = semaphore(stage, &ours, 3).acquire(1).await.unwrap();
     let other_limit = semaphore(stage, &theirs, 2).try_acquire(1).await;
     assert!(matches!(other_limit, Err(Error::Conflict { .. })), "two limits: {other_limit:?}");
-    let mutex = Form::Mutex.of(&theirs, "pool", terms(stage));
+    let mutex = Form::Mutex.of(&theirs, "pool", options(stage));
     for attempt in [mutex.try_lock().await, mutex.lock_within(stage.ttl()).await.map(Some)] {
         assert!(matches!(attempt, Err(Error::Conflict { .. })), "as a mutex: {attempt:?}");
     }
@@ -205,9 +205,9 @@ pub async fn a_refused_mode_is_refused_not_hung(stage: &dyn Stage) {
 }
 
 fn rwlock(stage: &dyn Stage, locks: &Lockset) -> RwLock {
-    locks.rwlock("book").unwrap().with(terms(stage)).unwrap()
+    locks.rwlock("book").unwrap().with(options(stage)).unwrap()
 }
 
 fn semaphore(stage: &dyn Stage, locks: &Lockset, limit: u32) -> Semaphore {
-    locks.semaphore("pool", limit).unwrap().with(terms(stage)).unwrap()
+    locks.semaphore("pool", limit).unwrap().with(options(stage)).unwrap()
 }

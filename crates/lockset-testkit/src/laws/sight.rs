@@ -6,7 +6,7 @@ use lockset::{LockState, Lockset};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, lapse, patience, soon, state_with, terms, within};
+use crate::tools::{Line, claim, lapse, patience, soon, state_with, options, within};
 
 /// A watch tells of every change: a grant, a waiter, a hand-off, the end of a lease, a release.
 pub async fn watch_tells_of_changes(stage: &dyn Stage, form: Form) {
@@ -25,14 +25,14 @@ pub async fn watch_tells_of_changes(stage: &dyn Stage, form: Form) {
         within(limit, what, told).await
     };
     let short = patience(stage);
-    let elsewhere = form.of(&ours, "unseen", terms(stage)).lock().await.unwrap();
-    let guard = form.of(&ours, "seen/it", terms(stage)).lock().await.unwrap();
+    let elsewhere = form.of(&ours, "unseen", options(stage)).lock().await.unwrap();
+    let guard = form.of(&ours, "seen/it", options(stage)).lock().await.unwrap();
     let held_by = |token| move |state: &LockState| {
         state.holders.iter().map(|holder| holder.token).eq([Some(token)])
     };
     until(short, "the grant", &held_by(guard.token())).await;
     let mut line = Line::new();
-    line.join(1, &form.of(&theirs, "seen/it", terms(stage)));
+    line.join(1, &form.of(&theirs, "seen/it", options(stage)));
     until(short, "the waiter", &|state| state.waiters.len() == 1).await;
     guard.release().await.unwrap();
     let (_, next) = soon(stage, "the hand-off", line.next()).await;
@@ -46,7 +46,7 @@ pub async fn watch_tells_of_changes(stage: &dyn Stage, form: Form) {
     let left = claim(stage, "seen/it", form.mode());
     let grant = engine.acquire(&left, Wait::No).await.unwrap().expect("it is free");
     until(short, "the bare grant", &held_by(grant.token)).await;
-    line.join(2, &form.of(&theirs, "seen/it", terms(stage)));
+    line.join(2, &form.of(&theirs, "seen/it", options(stage)));
     // Looked at all the time: whoever looks only afterwards sees it in any case.
     let limit = lapse(stage);
     let inherited = |state: &LockState| {
@@ -64,12 +64,12 @@ pub async fn watch_tells_of_changes(stage: &dyn Stage, form: Form) {
 pub async fn list_shows_holders_and_waiters(stage: &dyn Stage, form: Form) {
     let (ours, theirs, eye) = (stage.client().await, stage.client().await, stage.client().await);
     let take = async |locks: &Lockset, name: &str| {
-        form.of(locks, name, terms(stage).note(format!("note of {name}"))).lock().await.unwrap()
+        form.of(locks, name, options(stage).note(format!("note of {name}"))).lock().await.unwrap()
     };
     let (b, a) = (take(&ours, "list/b").await, take(&theirs, "list/a").await);
     let beside = take(&ours, "listless").await;
     let line = Line::new();
-    line.join(1, &form.of(&theirs, "list/b", terms(stage).note("patient")));
+    line.join(1, &form.of(&theirs, "list/b", options(stage).note("patient")));
     let queued = state_with(&eye, "list/b", |state| state.waiters.len() == 1);
     soon(stage, "the waiter is seen", queued).await;
 
@@ -98,7 +98,7 @@ pub async fn list_shows_holders_and_waiters(stage: &dyn Stage, form: Form) {
 /// A holder can change its word while it holds.
 pub async fn a_notes_change_is_seen(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let lock = Form::Mutex.of(&ours, "word", terms(stage).note("before"));
+    let lock = Form::Mutex.of(&ours, "word", options(stage).note("before"));
     let guard = lock.lock().await.unwrap();
     let says = |text: &'static str| {
         state_with(&theirs, "word", move |state| {

@@ -5,12 +5,12 @@ use lockset::{Break, Error, Token};
 
 use crate::form::Form;
 use crate::stage::Stage;
-use crate::tools::{claim, lapse, soon, terms, within};
+use crate::tools::{claim, lapse, soon, options, within};
 
 /// Over releases, ends of leases, and breaks, whoever is granted.
 pub async fn tokens_only_grow(stage: &dyn Stage, form: Form) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let locks = [&ours, &theirs].map(|client| form.of(client, "growing", terms(stage)));
+    let locks = [&ours, &theirs].map(|client| form.of(client, "growing", options(stage)));
     let mut seen = Vec::new();
     for lock in locks.iter().cycle().take(4) {
         let guard = soon(stage, "it is free", lock.lock()).await.unwrap();
@@ -42,7 +42,7 @@ pub async fn tokens_grow_over_a_restart(stage: &dyn Stage, form: Form) {
     for _ in 0..3 {
         let locks = stage.client().await;
         for _ in 0..3 {
-            let guard = form.of(&locks, "durable", terms(stage)).lock().await.unwrap();
+            let guard = form.of(&locks, "durable", options(stage)).lock().await.unwrap();
             assert!(guard.token() > last, "{} after {last}", guard.token());
             last = guard.token();
             guard.release().await.unwrap();

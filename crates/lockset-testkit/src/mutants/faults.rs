@@ -9,7 +9,8 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use lockset::engine::{
-    Amend, Capabilities, Claim, ClaimId, Engine, Grant, Scope, Signal, Swap, Version, Wait, drift,
+    Amend, Capabilities, Claim, ClaimId, Engine, Event, Grant, Scope, Swap, Version, Wait, drift,
+    trusted_until,
 };
 use lockset::{
     Break, Error, Holder, LockState, LossReason, Mode, Name, Note, Prefix, Result, Token,
@@ -108,8 +109,8 @@ impl Leases {
 
     fn told(&self, claim: &Claim, grant: Grant) -> Grant {
         let at_home = (self.at_home)(claim.ttl);
-        let begin = grant.valid_until.before(at_home.saturating_sub(drift(at_home)));
-        Grant { valid_until: (begin + claim.ttl).before(drift(claim.ttl)), ..grant }
+        let begin = grant.valid_until.saturating_sub(at_home.saturating_sub(drift(at_home)));
+        Grant { valid_until: trusted_until(begin, claim.ttl), ..grant }
     }
 }
 
@@ -697,7 +698,7 @@ impl Layer for TellsNothing {
         &self.0
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
+    fn events(&self) -> BoxStream<'static, Event> {
         futures_util::stream::pending().boxed()
     }
 }
@@ -1056,13 +1057,13 @@ impl Layer for TellsOfItsOwnOnly {
         self.0.acquire(claim, wait).await
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
+    fn events(&self) -> BoxStream<'static, Event> {
         let own = self.1.clone();
-        let is_own = move |signal: &Signal| {
-            let (Signal::Lost(id, _) | Signal::Doubt(id)) = signal;
+        let is_own = move |signal: &Event| {
+            let (Event::Lost(id, _) | Event::Doubt(id)) = signal;
             std::future::ready(own.lock().unwrap().contains(id))
         };
-        self.0.signals().filter(is_own).boxed()
+        self.0.events().filter(is_own).boxed()
     }
 }
 

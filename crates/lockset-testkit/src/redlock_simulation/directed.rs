@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockset::clock::Moment;
 use lockset::engine::{Claim, Engine, Grant};
-use lockset::{Guard, Mutex as Lock, Terms, Token};
+use lockset::{Guard, LockOptions, Mutex as Lock, Token};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use tokio::sync::Notify;
@@ -88,7 +88,7 @@ fn client(world: &World, held: Option<&Arc<Held>>) -> Client {
 }
 
 fn lock(client: &Client) -> Lock {
-    client.locks.mutex("a").unwrap().with(Terms::default().ttl(TTL)).unwrap()
+    client.locks.mutex("a").unwrap().with(LockOptions::default().ttl(TTL)).unwrap()
 }
 
 fn note(world: &World, guard: &Guard, asked: Moment) {

@@ -9,7 +9,7 @@ use futures_core::future::BoxFuture;
 use futures_core::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use lockset::clock::Moment;
-use lockset::engine::{Claim, Engine, Grant, LockState, Signal, Vitals, Wait};
+use lockset::engine::{Claim, Engine, Event, Grant, Health, LockState, Wait};
 use lockset::{Error, LossReason, Name, Result, Token};
 use rand::RngExt;
 use rand::rngs::SmallRng;
@@ -229,7 +229,7 @@ fn storm() -> Error {
 }
 
 fn shortened(grant: Grant, extra: Duration) -> Grant {
-    Grant { valid_until: grant.valid_until.before(extra), ..grant }
+    Grant { valid_until: grant.valid_until.saturating_sub(extra), ..grant }
 }
 
 #[async_trait]
@@ -333,18 +333,18 @@ impl Layer for Way {
         .await
     }
 
-    async fn vitals(&self) -> Result<Vitals> {
-        self.send(move |home| async move { home.vitals().await }.boxed()).await
+    async fn health(&self) -> Result<Health> {
+        self.send(move |home| async move { home.health().await }.boxed()).await
     }
 
     /// Some are lost, all are slow. Nobody is told that a clock jumped.
-    fn signals(&self) -> BoxStream<'static, Signal> {
+    fn events(&self) -> BoxStream<'static, Event> {
         let (weather, random) = (self.weather.clone(), self.random.clone());
         let (home, cut_until) = (self.home.clone(), self.cut_until.clone());
-        let signals = self.first.signals().filter_map(move |signal| {
+        let signals = self.first.events().filter_map(move |signal| {
             let fate = weather.fate(&mut random.lock().unwrap());
             let cut = *cut_until.lock().unwrap() > home.now();
-            let told = !cut && !matches!(signal, Signal::Lost(_, LossReason::Broken));
+            let told = !cut && !matches!(signal, Event::Lost(_, LossReason::Broken));
             async move {
                 tokio::time::sleep(fate.back.filter(|_| told)?).await;
                 Some(signal)

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use futures_util::future::{Either, select};
 use lockset::clock::Moment;
-use lockset::{Guard, Mutex as Lock, State, Terms};
+use lockset::{Guard, LockOptions, Mutex as Lock, State};
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
@@ -32,9 +32,9 @@ impl Worker {
         let most = if self.world.rush { 7 } else { 4 };
         for _ in 0..self.random.random_range(2..most) {
             let name = self.world.names[self.random.random_range(0..self.world.names.len())];
-            let terms = Terms::default().ttl(self.world.ttl);
-            let terms = if self.random.random_bool(0.2) { terms.fixed() } else { terms };
-            let lock = self.client.locks.mutex(name).unwrap().with(terms).unwrap();
+            let options = LockOptions::default().ttl(self.world.ttl);
+            let options = if self.random.random_bool(0.2) { options.no_renewal() } else { options };
+            let lock = self.client.locks.mutex(name).unwrap().with(options).unwrap();
             let asked = self.world.clock.now();
             match self.acquire(&lock).await {
                 Some(guard) => self.hold(guard, asked).await,

@@ -9,7 +9,7 @@ use futures_core::future::BoxFuture;
 use futures_core::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use lockset::clock::{Clock, Moment};
-use lockset::engine::{Amend, Claim, ClaimId, Engine, Grant, Signal, Wait};
+use lockset::engine::{Amend, Claim, ClaimId, Engine, Event, Grant, Wait};
 use lockset::{Break, Error, Holder, Name, Result, Token};
 use rand::RngExt;
 use rand::rngs::SmallRng;
@@ -260,9 +260,9 @@ impl Layer for Faulty {
     }
 
     /// Some are lost, all are slow.
-    fn signals(&self) -> BoxStream<'static, Signal> {
+    fn events(&self) -> BoxStream<'static, Event> {
         let (weather, random) = (self.weather.clone(), self.random.clone());
-        let signals = self.inner.signals().filter_map(move |signal| {
+        let signals = self.inner.events().filter_map(move |signal| {
             let fate = weather.fate(&mut random.lock().unwrap());
             let weather = weather.clone();
             async move {

@@ -103,7 +103,7 @@ impl Stage for MemoryStage {
     }
 
     async fn client(&self) -> Lockset {
-        Lockset::on(self.engine().await, self.clock()).unwrap()
+        Lockset::with_engine(self.engine().await, self.clock()).unwrap()
     }
 
     async fn engine(&self) -> Arc<dyn Engine> {
@@ -112,7 +112,7 @@ impl Stage for MemoryStage {
 
     async fn elsewhere(&self) -> Lockset {
         let home = Memory::new(self.clock());
-        Lockset::on((self.dress)(Arc::new(home)), self.clock()).unwrap()
+        Lockset::with_engine((self.dress)(Arc::new(home)), self.clock()).unwrap()
     }
 
     async fn freeze(&self) {
@@ -131,7 +131,7 @@ impl Stage for MemoryStage {
     async fn process(&self) -> Option<Process> {
         let death = Ice::default();
         self.stand_ins.then(|| {
-            let locks = Lockset::on(self.engine_with(&death), self.clock()).unwrap();
+            let locks = Lockset::with_engine(self.engine_with(&death), self.clock()).unwrap();
             Process::stand_in(locks, death)
         })
     }
@@ -139,7 +139,7 @@ impl Stage for MemoryStage {
     async fn linked(&self) -> Option<Linked> {
         let ice = Ice::default();
         self.stand_ins.then(|| {
-            let locks = Lockset::on(self.engine_with(&ice), self.clock()).unwrap();
+            let locks = Lockset::with_engine(self.engine_with(&ice), self.clock()).unwrap();
             Linked { locks, link: Box::new(ice) }
         })
     }

@@ -208,7 +208,7 @@ class Peer:
                     counter.write(str(number + 1))
         return True
 
-    def crowd(self, path, number):
+    def contenders(self, path, number):
         """So many children as Curator's mutex makes them, one after the other."""
         made = [
             self.client.create_async(

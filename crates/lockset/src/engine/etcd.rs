@@ -9,7 +9,7 @@
 //!
 //! * `claims` is the way of one claim, `places` what this client knows of all of its own,
 //!   `renewal` keeps those that hold, `leaving` lets them go;
-//! * `leases` keeps the leases, `crowd` lets transactions travel together, `news` watches;
+//! * `leases` keeps the leases, `batch` lets transactions travel together, `news` watches;
 //! * `link` finds a server (by `servers`), and says what is unknown after it was silent;
 //! * `keys` is what is written, `txn` how it is said, `rpc` etcd's own messages;
 //! * `look` shows what is there.
@@ -29,28 +29,28 @@ use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use self::batch::TxnBatcher;
 use self::claims::unsupported;
-use self::crowd::Coach;
 use self::keys::Layout;
 use self::leases::{Lease, Leases};
 use self::link::{Link, PATIENCE, What};
 use self::news::Stand;
 use self::places::{Place, Places};
 use self::servers::Servers;
-use super::watch::told_once;
+use super::common::watch::told_once;
 use super::{
-    Amend, Break, Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, Scope, Signal,
+    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState, Scope,
     Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment};
 use crate::error::{LossReason, Result};
-use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
 use crate::report::report;
+use crate::sync;
 use crate::token::Token;
 
+mod batch;
 mod claims;
-mod crowd;
 mod keys;
 mod leases;
 mod leaving;
@@ -151,14 +151,14 @@ struct Core {
     layout: Layout,
     identity: String,
     leases: Leases,
-    coach: Arc<Coach>,
+    coach: Arc<TxnBatcher>,
     stand: Stand,
     places: Mutex<Places>,
     clock: Clock,
     runtime: Handle,
     pulse: Pulse,
-    tell: mpsc::UnboundedSender<Signal>,
-    signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
+    tell: mpsc::UnboundedSender<Event>,
+    events: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
 /// When the task that keeps leases looks again, and how it is woken before.
@@ -171,7 +171,7 @@ struct Pulse {
 impl Pulse {
     /// The end of the rest: this, or what was asked for meanwhile.
     fn rest_until(&self, next: Moment) -> Moment {
-        let mut asked = unpoisoned(&self.next);
+        let mut asked = sync::lock(&self.next);
         *asked = asked.min(next);
         *asked
     }
@@ -201,10 +201,10 @@ impl Etcd {
         link.open(txn::always(vec![txn::read(&layout.nothing())])).await?;
         let runtime = Handle::current();
         let (stand, news) = Stand::open(&link);
-        let (tell, signals) = mpsc::unbounded_channel();
+        let (tell, events) = mpsc::unbounded_channel();
         let core = Arc::new(Core {
             leases: Leases::new(link.clone(), clock.clone()),
-            coach: Coach::new(link.clone(), runtime.clone(), layout.clone()),
+            coach: TxnBatcher::new(link.clone(), runtime.clone(), layout.clone()),
             link,
             layout,
             identity,
@@ -214,7 +214,7 @@ impl Etcd {
             runtime,
             pulse: Pulse { next: Mutex::new(Moment::NEVER), wake: tokio::sync::Notify::new() },
             tell,
-            signals: Mutex::new(Some(signals)),
+            events: Mutex::new(Some(events)),
         });
         let pulse = tokio::spawn(pulse(core.clone())).abort_handle();
         Ok(Self { core, tasks: [news, pulse] })
@@ -236,7 +236,7 @@ impl Drop for Etcd {
 async fn pulse(core: Arc<Core>) {
     loop {
         // Whatever is asked for from here on may be seen below or not.
-        *unpoisoned(&core.pulse.next) = Moment::NEVER;
+        *sync::lock(&core.pulse.next) = Moment::NEVER;
         let now = core.clock.now();
         let due = core.places().due(now);
         for (id, place) in due.leaving {
@@ -270,7 +270,7 @@ async fn keep_alive(core: Arc<Core>, lease: Arc<Lease>) {
         if failed.what != What::LeaseGone {
             let holders = core.places().holders(&lease);
             // If the client is gone, nobody needs telling.
-            holders.into_iter().for_each(|id| drop(core.tell.send(Signal::Doubt(id))));
+            holders.into_iter().for_each(|id| drop(core.tell.send(Event::Doubt(id))));
         }
         report!(debug, error = failed.into_error(), "a keep-alive was not confirmed");
     }
@@ -279,7 +279,7 @@ async fn keep_alive(core: Arc<Core>, lease: Arc<Lease>) {
 
 impl Core {
     fn places(&self) -> MutexGuard<'_, Places> {
-        unpoisoned(&self.places)
+        sync::lock(&self.places)
     }
 
     fn forget(&self, id: ClaimId) -> Option<Place> {
@@ -311,7 +311,7 @@ impl Core {
 
     /// Makes sure that the pulse looks by then.
     fn pulse_by(&self, at: Moment) {
-        let mut next = unpoisoned(&self.pulse.next);
+        let mut next = sync::lock(&self.pulse.next);
         if at < *next {
             *next = at;
             self.pulse.wake.notify_one();
@@ -331,7 +331,7 @@ impl Core {
         }
         for id in lost {
             // If the client is gone, nobody needs telling.
-            let _ = self.tell.send(Signal::Lost(id, LossReason::SessionEnded));
+            let _ = self.tell.send(Event::Lost(id, LossReason::SessionEnded));
         }
     }
 
@@ -417,8 +417,8 @@ impl Engine for Etcd {
         self.core.force_release(name, how).await
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
-        told_once(unpoisoned(&self.core.signals).take())
+    fn events(&self) -> BoxStream<'static, Event> {
+        told_once(sync::lock(&self.core.events).take())
     }
 
     async fn close(&self) {

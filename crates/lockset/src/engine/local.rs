@@ -30,16 +30,16 @@ use futures_util::{FutureExt, StreamExt, TryFutureExt};
 
 use self::claims::Standing;
 use self::store::{Store, Transaction};
-use super::watch::{Recheck, hints_of, told_once, watch_states_with};
+use super::common::watch::{Recheck, hints_of, told_once, watch_states_with};
 use super::{
-    Amend, Break, Capabilities, Claim, Engine, Grant, Holder, LockState, Scope, Signal, Swap,
+    Amend, Break, Capabilities, Claim, Engine, Event, Grant, Holder, LockState, Scope, Swap,
     Version, Wait,
 };
 use crate::clock::Clock;
 use crate::error::{Error, LossReason, Result};
-use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
 use crate::report::report;
+use crate::sync;
 use crate::token::Token;
 
 mod claims;
@@ -123,7 +123,9 @@ impl Local {
     fn patience(&self, wait: Wait) -> Duration {
         match wait {
             Wait::No | Wait::Forever => PATIENCE,
-            Wait::Until(deadline) => deadline.since(self.clock.now()).min(PATIENCE),
+            Wait::Until(deadline) => {
+                deadline.saturating_duration_since(self.clock.now()).min(PATIENCE)
+            }
         }
     }
 }
@@ -301,8 +303,8 @@ impl Engine for Local {
         self.store.write(PATIENCE, move |txn| txn.force_release(&name, how)).await
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
-        told_once(self.store.inbox.desk.signals())
+    fn events(&self) -> BoxStream<'static, Event> {
+        told_once(self.store.inbox.desk.events())
     }
 
     async fn close(&self) {
@@ -340,7 +342,7 @@ fn recheck(store: Arc<Store>, scope: Scope) -> Recheck {
     Recheck::often(Box::new(move || {
         let (store, scope, last) = (store.clone(), scope.clone(), last.clone());
         async move {
-            let known = *unpoisoned(&last);
+            let known = *sync::lock(&last);
             let found = store.read(PATIENCE, move |txn| {
                 let stamp = Some(txn.stamp()?);
                 if stamp == known {
@@ -353,7 +355,7 @@ fn recheck(store: Arc<Store>, scope: Scope) -> Recheck {
                 Ok(Some((stamp, states)))
             });
             Ok(found.await?.map(|(stamp, states)| {
-                *unpoisoned(&last) = stamp;
+                *sync::lock(&last) = stamp;
                 states
             }))
         }

@@ -14,18 +14,18 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use tokio::sync::{Notify, mpsc};
 
-use super::queue::{Tally, check_permits, clash};
-use super::watch::{told_once, watch_states};
-use super::withdrawn::Withdrawn;
+use super::common::admission::{Tally, check_permits, clash};
+use super::common::tombstones::Tombstones;
+use super::common::watch::{told_once, watch_states};
 use super::{
-    Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Grant, Holder, LockState, Mode,
-    Scope, Signal, Swap, Version, Wait, Waiter, drift,
+    Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Event, Grant, Holder, LockState,
+    Mode, Scope, Swap, Version, Wait, Waiter, drift,
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, LossReason, Result};
 use crate::hash::FastMap;
-use crate::mutual::unpoisoned;
 use crate::name::{Name, Note, Prefix};
+use crate::sync;
 use crate::token::Token;
 
 /// Free names are swept out when there are more than this, and twice as many as at the last sweep.
@@ -37,7 +37,7 @@ pub struct Memory {
     clock: Clock,
     client: u64,
     label: Arc<str>,
-    signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
+    events: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
 impl std::fmt::Debug for Memory {
@@ -61,18 +61,18 @@ impl Memory {
     /// The home of this process that goes by `label`; all who ask for the same label share it.
     pub(crate) fn shared(label: &str) -> Self {
         static HOMES: Mutex<BTreeMap<String, Arc<Mutex<Home>>>> = Mutex::new(BTreeMap::new());
-        let home = unpoisoned(&HOMES).entry(label.to_owned()).or_default().clone();
+        let home = sync::lock(&HOMES).entry(label.to_owned()).or_default().clone();
         Self::client_of(home, Clock::boot(), format!("memory:{label}").into())
     }
 
     fn client_of(home: Arc<Mutex<Home>>, clock: Clock, label: Arc<str>) -> Self {
-        let (tell, signals) = mpsc::unbounded_channel();
-        let client = unpoisoned(&home).join(tell);
-        Self { home, clock, client, label, signals: Mutex::new(Some(signals)) }
+        let (tell, events) = mpsc::unbounded_channel();
+        let client = sync::lock(&home).join(tell);
+        Self { home, clock, client, label, events: Mutex::new(Some(events)) }
     }
 
     fn home(&self) -> MutexGuard<'_, Home> {
-        unpoisoned(&self.home)
+        sync::lock(&self.home)
     }
 
     async fn wait(
@@ -232,7 +232,7 @@ impl Engine for Memory {
         };
         let (home, clock) = (self.home.clone(), self.clock.clone());
         watch_states(self.clock.clone(), first, changes, move |name| {
-            let state = unpoisoned(&home).state(name, clock.now());
+            let state = sync::lock(&home).state(name, clock.now());
             std::future::ready(Ok(state))
         })
     }
@@ -267,8 +267,8 @@ impl Engine for Memory {
         Ok(self.home().force_release(name, how, self.clock.now()))
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
-        told_once(unpoisoned(&self.signals).take())
+    fn events(&self) -> BoxStream<'static, Event> {
+        told_once(sync::lock(&self.events).take())
     }
 }
 
@@ -279,9 +279,9 @@ struct Home {
     /// The greatest fence among the names that were swept out; new ones begin with it.
     base: u64,
     swept_to: usize,
-    withdrawn: Withdrawn,
+    withdrawn: Tombstones,
     versions: u64,
-    clients: HashMap<u64, mpsc::UnboundedSender<Signal>>,
+    clients: HashMap<u64, mpsc::UnboundedSender<Event>>,
     joined: u64,
     watchers: Vec<(Scope, mpsc::UnboundedSender<Name>)>,
 }
@@ -323,7 +323,7 @@ enum Entered {
 }
 
 impl Home {
-    fn join(&mut self, tell: mpsc::UnboundedSender<Signal>) -> u64 {
+    fn join(&mut self, tell: mpsc::UnboundedSender<Event>) -> u64 {
         self.joined += 1;
         self.clients.insert(self.joined, tell);
         self.joined
@@ -476,7 +476,7 @@ impl Home {
             };
             if let Some(client) = self.clients.get(&held.client) {
                 // A client that is gone needs no telling.
-                let _ = client.send(Signal::Lost(*id, reason));
+                let _ = client.send(Event::Lost(*id, reason));
             }
         }
         if how == Break::Now {
@@ -621,7 +621,7 @@ impl Lock {
 impl Held {
     /// Valid until shortly before it lapses: the home and its clients share one clock.
     fn as_grant(&self) -> Grant {
-        let valid_until = self.lapses.before(drift(self.ttl));
+        let valid_until = self.lapses.saturating_sub(drift(self.ttl));
         Grant { token: self.token, valid_until, key: Vec::new() }
     }
 
@@ -631,7 +631,7 @@ impl Held {
             token: Some(self.token),
             mode: self.mode,
             note: self.note.clone(),
-            left: self.lapses.since(now),
+            left: self.lapses.saturating_duration_since(now),
             revoked: self.revoked,
         }
     }

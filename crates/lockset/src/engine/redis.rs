@@ -7,7 +7,7 @@
 //! * `claims` is the way of one claim; `waiting` the rules by which a queued one may believe that
 //!   it holds;
 //! * `nodes` finds the server (by `servers`, or by the `slots` of a cluster) and the connection;
-//!   `crowd` lets requests travel together; `link` keeps a connection, and says what is unknown
+//!   `batch` lets requests travel together; `link` keeps a connection, and says what is unknown
 //!   after it broke;
 //! * `redis/*.lua` decide, on the server and on its clock;
 //! * `sure` waits for replicas; `look` shows what is there, `track` what changes, `vitals` how the
@@ -36,21 +36,21 @@ use self::servers::Servers;
 use self::track::WatchList;
 pub use self::vitals::Quorum;
 use self::waiting::{Waiter, Waiters};
-use super::watch::told_once;
+use super::common::watch::told_once;
 use super::{
-    Amend, Break, Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, Replicas, Scope,
-    Signal, Swap, Version, Vitals, Wait,
+    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Health, Holder, LockState,
+    Replicas, Scope, Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, LossReason, Result};
 use crate::hash::FastMap;
-use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
+use crate::sync;
 use crate::token::Token;
 
 mod answers;
+mod batch;
 mod claims;
-mod crowd;
 mod keys;
 mod link;
 mod look;
@@ -68,7 +68,7 @@ const ENGINE: &str = "redis";
 const PATIENCE: Duration = Duration::from_secs(2);
 const LEAST_PATIENCE: Duration = Duration::from_millis(50);
 /// How long a withdrawn claim is remembered on the server.
-const MARK_LIFE: Duration = Duration::from_secs(60);
+const TOMBSTONE_LIFE: Duration = Duration::from_secs(60);
 /// What the first lease may be bounded by.
 const FIRST_LEASES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 /// After which time of hand-offs a lock may be left free for others.
@@ -153,7 +153,7 @@ struct Core {
     pulse: Pulse,
     /// Claims of which a creating request was not answered: they end with a mark.
     dirty: Mutex<FastMap<ClaimId, ()>>,
-    signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
+    events: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
 /// When the task that shows signs of life looks again, and how it is woken before.
@@ -180,7 +180,7 @@ impl Pulse {
     /// Makes sure that the next sign of life of this waiter is not forgotten.
     fn by(&self, waiter: &Waiter) {
         let beat_at = waiter.beat_at().unwrap_or(Moment::NEVER);
-        let mut next = unpoisoned(&self.next);
+        let mut next = sync::lock(&self.next);
         if beat_at < *next {
             *next = beat_at;
             self.wake.notify_one();
@@ -189,12 +189,12 @@ impl Pulse {
 
     /// The foreign lock before this waiter is to be tracked.
     fn await_foreign(&self, id: ClaimId) {
-        unpoisoned(&self.behind_foreign).push(id);
+        sync::lock(&self.behind_foreign).push(id);
         self.wake.notify_one();
     }
 
     fn behind_foreign(&self) -> Vec<ClaimId> {
-        std::mem::take(&mut *unpoisoned(&self.behind_foreign))
+        std::mem::take(&mut *sync::lock(&self.behind_foreign))
     }
 }
 
@@ -226,7 +226,7 @@ impl Redis {
         let inbox = format!("{}inbox:{:016x}", options.prefix, rand::random::<u64>());
         let waiters = Arc::new(Waiters::new(options.first_lease));
         let watches = Arc::<WatchList>::default();
-        let (tell, signals) = mpsc::unbounded_channel();
+        let (tell, events) = mpsc::unbounded_channel();
         let prefix = options.prefix.clone();
         let postman = postman(waiters.clone(), watches.clone(), prefix, tell);
         let scripts = Arc::new(Scripts::new(options.fence_idle, options.courtesy));
@@ -241,7 +241,7 @@ impl Redis {
             watches,
             pulse: Pulse::new(),
             dirty: Mutex::default(),
-            signals: Mutex::new(Some(signals)),
+            events: Mutex::new(Some(events)),
         });
         let pulse = tokio::spawn(show_life(core.clone())).abort_handle();
         Ok(Self { core, pulse })
@@ -261,9 +261,9 @@ fn postman(
     waiters: Arc<Waiters>,
     watches: Arc<WatchList>,
     prefix: String,
-    signals: mpsc::UnboundedSender<Signal>,
+    events: mpsc::UnboundedSender<Event>,
 ) -> link::Postman {
-    let on_message = on_message(waiters.clone(), signals);
+    let on_message = on_message(waiters.clone(), events);
     Arc::new(move |pushed| match pushed {
         Pushed::Message(letter) => on_message(letter),
         Pushed::Changed(key) => {
@@ -283,7 +283,7 @@ fn postman(
 /// Messages: `g` id token, `b` id, `r` id, `f` id ms.
 fn on_message(
     waiters: Arc<Waiters>,
-    signals: mpsc::UnboundedSender<Signal>,
+    events: mpsc::UnboundedSender<Event>,
 ) -> impl Fn(&[u8]) + Send + Sync {
     let clock = Clock::boot();
     move |letter| {
@@ -306,10 +306,10 @@ fn on_message(
                 }
             }
             ("b", _) => {
-                let _ = signals.send(Signal::Lost(id, LossReason::Broken));
+                let _ = events.send(Event::Lost(id, LossReason::Broken));
             }
             ("r", _) => {
-                let _ = signals.send(Signal::Lost(id, LossReason::Revoked));
+                let _ = events.send(Event::Lost(id, LossReason::Revoked));
             }
             _ => {}
         }
@@ -338,7 +338,7 @@ async fn show_life(core: Arc<Core>) {
         }
         let next = {
             // Locked before it is known, or a waiter who comes now would compare with the last one.
-            let mut next = unpoisoned(&core.pulse.next);
+            let mut next = sync::lock(&core.pulse.next);
             *next = core.waiters.next_beat();
             *next
         };
@@ -363,7 +363,7 @@ impl Core {
     }
 
     fn dirty(&self) -> MutexGuard<'_, FastMap<ClaimId, ()>> {
-        unpoisoned(&self.dirty)
+        sync::lock(&self.dirty)
     }
 
     fn check_name(&self, name: &Name) -> Result<()> {
@@ -460,12 +460,12 @@ impl Engine for Redis {
         self.core.force_release(name, how).await
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
-        told_once(unpoisoned(&self.core.signals).take())
+    fn events(&self) -> BoxStream<'static, Event> {
+        told_once(sync::lock(&self.core.events).take())
     }
 
-    async fn vitals(&self) -> Result<Vitals> {
-        self.core.vitals().await
+    async fn health(&self) -> Result<Health> {
+        self.core.health().await
     }
 
     async fn close(&self) {

@@ -32,18 +32,18 @@ use tokio::sync::{mpsc, watch};
 
 use self::attempt::{Attempt, whole};
 use self::nodes::Nodes;
-use super::watch::told_once;
-use super::withdrawn::Withdrawn;
+use super::common::tombstones::Tombstones;
+use super::common::watch::told_once;
 use super::{
-    Amend, Break, Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, Mode, Scope,
-    Signal, Swap, Version, Wait,
+    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState, Mode,
+    Scope, Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, Result};
 use crate::hash::FastMap;
-use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
 use crate::report::report;
+use crate::sync;
 use crate::token::Token;
 
 mod attempt;
@@ -94,7 +94,7 @@ struct Core {
     clock: Clock,
     /// The last attempt of every claim of this client that is under way or held.
     attempts: Mutex<FastMap<ClaimId, Arc<Attempt>>>,
-    withdrawn: Mutex<Withdrawn>,
+    withdrawn: Mutex<Tombstones>,
     /// Attempts that were over while a node was still asked, and when to look at them again.
     late: Mutex<Vec<(Moment, Arc<Attempt>)>>,
     /// The names that somebody found taken, and when.
@@ -103,8 +103,8 @@ struct Core {
     greatest: AtomicU64,
     /// How many tasks give something back at this moment.
     owing: watch::Sender<usize>,
-    tell: mpsc::UnboundedSender<Signal>,
-    signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
+    tell: mpsc::UnboundedSender<Event>,
+    events: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
 impl std::fmt::Debug for Redlock {
@@ -125,7 +125,7 @@ impl Redlock {
         clock: Clock,
     ) -> Result<Self> {
         check_nodes(&nodes)?;
-        let (tell, signals) = mpsc::unbounded_channel();
+        let (tell, events) = mpsc::unbounded_channel();
         let core = Arc::new(Core {
             nodes: Arc::new(Nodes::new(nodes, options.node_timeout, clock.clone())),
             options,
@@ -137,13 +137,13 @@ impl Redlock {
             greatest: AtomicU64::new(0),
             owing: watch::Sender::new(0),
             tell,
-            signals: Mutex::new(Some(signals)),
+            events: Mutex::new(Some(events)),
         });
         let listeners = (0..core.nodes.all.len()).map(|node| {
             let core = core.clone();
-            let mut signals = core.nodes.all[node].engine.signals();
+            let mut events = core.nodes.all[node].engine.events();
             let listen = async move {
-                while let Some(signal) = signals.next().await {
+                while let Some(signal) = events.next().await {
                     core.hear(node, signal);
                 }
             };
@@ -171,13 +171,13 @@ impl Redlock {
         let mut limit = Moment::NEVER;
         // When there is a quorum, the others get the time of a node and no more: one that is frozen
         // must not make every new client slow.
-        while let Some(Some((node, look))) = self.core.clock.before(limit, looks.next()).await {
+        while let Some(Some((node, look))) = self.core.clock.timeout_at(limit, looks.next()).await {
             match look {
                 Ok(vitals) => {
                     well += 1;
                     silent.retain(|other| *other != node);
                     let identity = nodes.all[node].engine.identity();
-                    for worry in vitals.worries {
+                    for worry in vitals.warnings {
                         report!(
                             warn,
                             node = identity,
@@ -300,7 +300,7 @@ impl Core {
     }
 
     fn attempts(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Attempt>>> {
-        unpoisoned(&self.attempts)
+        sync::lock(&self.attempts)
     }
 
     fn attempt_of(&self, claim: ClaimId) -> Option<Arc<Attempt>> {
@@ -317,17 +317,17 @@ impl Core {
     }
 
     fn is_withdrawn(&self, claim: ClaimId) -> bool {
-        unpoisoned(&self.withdrawn).contains(claim)
+        sync::lock(&self.withdrawn).contains(claim)
     }
 
     fn remember_withdrawn(&self, claim: ClaimId) {
-        unpoisoned(&self.withdrawn).insert(claim, self.clock.now());
+        sync::lock(&self.withdrawn).insert(claim, self.clock.now());
     }
 
     /// Somebody found this name taken.
     fn crowded(&self, claim: &Claim) {
         let now = self.clock.now();
-        let mut crowds = unpoisoned(&self.crowds);
+        let mut crowds = sync::lock(&self.crowds);
         if crowds.len() >= MOST_CROWDED {
             crowds.retain(|_, since| now < *since + CROWDED);
         }
@@ -337,7 +337,7 @@ impl Core {
     }
 
     fn is_crowded(&self, claim: &Claim) -> bool {
-        let since = unpoisoned(&self.crowds).get(&claim.name).copied();
+        let since = sync::lock(&self.crowds).get(&claim.name).copied();
         since.is_some_and(|since| self.clock.now() < since + CROWDED)
     }
 }
@@ -428,8 +428,8 @@ impl Engine for Redlock {
         self.core.force_release(name, how).await
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
-        told_once(unpoisoned(&self.core.signals).take())
+    fn events(&self) -> BoxStream<'static, Event> {
+        told_once(sync::lock(&self.core.events).take())
     }
 
     async fn close(&self) {
@@ -437,7 +437,7 @@ impl Engine for Redlock {
         // What a slow node still has is given back first, if it does not take too long.
         let mut owing = self.core.owing.subscribe();
         let limit = self.core.clock.now() + PATIENCE;
-        let _ = self.core.clock.before(limit, owing.wait_for(|owing| *owing == 0)).await;
+        let _ = self.core.clock.timeout_at(limit, owing.wait_for(|owing| *owing == 0)).await;
         let each = self.core.nodes.all.iter().map(|node| node.engine.close());
         futures_util::future::join_all(each).await;
     }

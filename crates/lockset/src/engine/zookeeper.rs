@@ -35,17 +35,17 @@ use self::look::Observers;
 use self::servers::Servers;
 use self::session::{Fault, Happening, Session, failed, teller};
 use self::wire::{Acl, Hello, Kind, Refusal};
-use super::watch::told_once;
-use super::withdrawn::Withdrawn;
+use super::common::tombstones::Tombstones;
+use super::common::watch::told_once;
 use super::{
-    Amend, Break, Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, Scope, Signal,
+    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState, Scope,
     Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
 use crate::hash::FastMap;
-use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
+use crate::sync;
 use crate::token::Token;
 
 pub use self::layout::Layout;
@@ -133,8 +133,8 @@ struct Core {
     book: Mutex<Book>,
     observers: Observers,
     happenings: mpsc::UnboundedSender<(Tag, Happening)>,
-    tell: mpsc::UnboundedSender<Signal>,
-    signals: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
+    tell: mpsc::UnboundedSender<Event>,
+    events: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
 /// The claims of this client that have a node, or may have one.
@@ -143,7 +143,7 @@ struct Book {
     entries: FastMap<ClaimId, Entry>,
     /// The nodes of held locks that are watched.
     watched: HashMap<String, ClaimId>,
-    withdrawn: Withdrawn,
+    withdrawn: Tombstones,
 }
 
 impl std::fmt::Debug for ZooKeeper {
@@ -165,7 +165,7 @@ impl ZooKeeper {
         let servers = Arc::new(Servers::parse(&options)?);
         let clock = Clock::boot();
         let (happenings, happening) = mpsc::unbounded_channel();
-        let (tell, signals) = mpsc::unbounded_channel();
+        let (tell, events) = mpsc::unbounded_channel();
         let hello = new_session(options.session)?;
         let told = teller(MAIN, happenings.clone());
         let main = Arc::new(Session::start(servers.clone(), clock.clone(), hello, true, told));
@@ -185,7 +185,7 @@ impl ZooKeeper {
             observers: Observers::default(),
             happenings,
             tell,
-            signals: Mutex::new(Some(signals)),
+            events: Mutex::new(Some(events)),
         });
         core.make_chroot().await?;
         let tasks = vec![
@@ -214,7 +214,7 @@ fn new_session(timeout: Duration) -> Result<Hello> {
 
 impl Core {
     fn book(&self) -> MutexGuard<'_, Book> {
-        unpoisoned(&self.book)
+        sync::lock(&self.book)
     }
 
     fn new_tag(&self) -> Tag {
@@ -352,8 +352,8 @@ impl Engine for ZooKeeper {
         self.core.force_release(name, how).await
     }
 
-    fn signals(&self) -> BoxStream<'static, Signal> {
-        told_once(unpoisoned(&self.core.signals).take())
+    fn events(&self) -> BoxStream<'static, Event> {
+        told_once(sync::lock(&self.core.events).take())
     }
 
     async fn close(&self) {

@@ -12,7 +12,7 @@ use super::txn::{
 };
 use super::{Core, ENGINE};
 use crate::clock::Moment;
-use crate::engine::queue::{Tally, check_permits, clash};
+use crate::engine::common::admission::{Tally, check_permits, clash};
 use crate::engine::{Amend, Claim, ClaimId, Grant, Mode, Wait, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::report::report;
@@ -42,7 +42,7 @@ enum Entered {
     /// It has had a key before.
     Before(i64),
     Busy,
-    Withdrawn,
+    Tombstones,
 }
 
 /// Somebody waits for a claim's grant, until this is dropped.
@@ -73,14 +73,14 @@ impl Core {
             Wait::No | Wait::Forever => Moment::NEVER,
         };
         let entering = self.first_request(claim, wait, limit);
-        let Some(entered) = self.clock.before(limit, entering).await else {
+        let Some(entered) = self.clock.timeout_at(limit, entering).await else {
             // What was sent may still be executed.
             if self.places().is_dirty(claim.id) {
                 self.retire_lease_of(claim.id);
             }
             self.places().withdraw(claim.id, self.clock.now());
             self.pulse_soon();
-            let waited = self.clock.now().since(began);
+            let waited = self.clock.now().saturating_duration_since(began);
             return Err(failed(format!("no server answered within {waited:.1?}"), true));
         };
         let (asking, believed, entered) = entered?;
@@ -100,7 +100,7 @@ impl Core {
                 Box::pin(self.wait(claim, &asking, at, None, wait)).await
             }
             Entered::Busy => self.leave_unheld(claim).await.map(|()| None),
-            Entered::Withdrawn => Err(Error::NotHeld { name: claim.name.clone() }),
+            Entered::Tombstones => Err(Error::NotHeld { name: claim.name.clone() }),
         }
     }
 
@@ -197,7 +197,7 @@ impl Core {
             failure: vec![read(&asking.key), read(&mark)],
         };
         let Some(answer) = self.create(claim, txn, limit).await? else {
-            return Ok(Entered::Withdrawn);
+            return Ok(Entered::Tombstones);
         };
         if !answer.succeeded {
             return Ok(entered_before(claim, &answer));
@@ -222,7 +222,7 @@ impl Core {
             failure: vec![read(&asking.key), read(&mark), newest(&keys, 1, 0)],
         };
         let Some(answer) = self.create(claim, txn, Moment::NEVER).await? else {
-            return Ok(Entered::Withdrawn);
+            return Ok(Entered::Tombstones);
         };
         if answer.succeeded {
             return Ok(Entered::Key(revision(&answer), Standing::Admitted));
@@ -266,7 +266,7 @@ impl Core {
                 failure: vec![read(&asking.key), read(&mark)],
             };
             let Some(answer) = self.create(claim, txn, Moment::NEVER).await? else {
-                return Ok(Entered::Withdrawn);
+                return Ok(Entered::Tombstones);
             };
             if answer.succeeded {
                 return Ok(Entered::Key(revision(&answer), Standing::Admitted));
@@ -564,11 +564,11 @@ impl Core {
 /// What the parts "own key, mark" of an answer say.
 fn entered_before(claim: &Claim, answer: &TxnResponse) -> Entered {
     match (kvs(answer, 0).first(), kvs(answer, 1).first()) {
-        (_, Some(_)) => Entered::Withdrawn,
+        (_, Some(_)) => Entered::Tombstones,
         (Some(own), None) => match keys::id_of(own, &Word::read(&own.value)) == Some(claim.id) {
             true => Entered::Before(own.create_revision),
             // Whoever had this key before was not deleted after all.
-            false => Entered::Withdrawn,
+            false => Entered::Tombstones,
         },
         (None, None) => Entered::Busy,
     }

@@ -13,8 +13,8 @@ use tokio::sync::watch;
 
 use super::link::{Failed, Link, PERSISTENCE};
 use crate::clock::{Clock, Moment};
-use crate::engine::drift;
-use crate::mutual::unpoisoned;
+use crate::engine::trusted_until;
+use crate::sync;
 
 /// A lease that no claim uses is kept this long for the next one.
 const IDLE: Duration = Duration::from_secs(60);
@@ -43,11 +43,8 @@ struct Times {
 impl Lease {
     /// A lease that was granted, or kept alive, by a request sent then.
     pub(super) fn new(id: i64, ttl: Duration, is_shared: bool, sent: Moment) -> Arc<Self> {
-        let times = Times {
-            valid_until: (sent + ttl).before(drift(ttl)),
-            beat_at: sent + ttl / 3,
-            used_at: sent,
-        };
+        let times =
+            Times { valid_until: trusted_until(sent, ttl), beat_at: sent + ttl / 3, used_at: sent };
         Arc::new(Self {
             id,
             ttl,
@@ -58,7 +55,7 @@ impl Lease {
     }
 
     fn times(&self) -> MutexGuard<'_, Times> {
-        unpoisoned(&self.times)
+        sync::lock(&self.times)
     }
 
     /// Until when it stands by what was confirmed so far.
@@ -79,7 +76,7 @@ impl Lease {
     /// A keep-alive sent then was confirmed.
     pub(super) fn confirmed(&self, sent: Moment, ttl: Duration) -> Moment {
         let mut times = self.times();
-        times.valid_until = times.valid_until.max((sent + ttl).before(drift(ttl)));
+        times.valid_until = times.valid_until.max(trusted_until(sent, ttl));
         times.beat_at = sent + ttl / 3;
         times.valid_until
     }
@@ -135,7 +132,7 @@ impl Leases {
     /// The lease for all claims with this ttl, if there is one.
     pub(super) fn ready(&self, ttl: Duration) -> Option<Arc<Lease>> {
         let now = self.clock.now();
-        let lease = unpoisoned(&self.shared).get(&seconds(ttl)).cloned()?;
+        let lease = sync::lock(&self.shared).get(&seconds(ttl)).cloned()?;
         lease.used(now);
         Some(lease).filter(|lease| !lease.is_gone() && lease.valid_until() > now + lease.ttl / 4)
     }
@@ -150,8 +147,8 @@ impl Leases {
             return Ok(lease);
         }
         let lease = self.granted(ttl, true).await?;
-        let old = unpoisoned(&self.shared).insert(seconds(ttl), lease.clone());
-        unpoisoned(&self.retired).extend(old);
+        let old = sync::lock(&self.shared).insert(seconds(ttl), lease.clone());
+        sync::lock(&self.retired).extend(old);
         Ok(lease)
     }
 
@@ -173,29 +170,29 @@ impl Leases {
 
     /// All that are shared, the retired ones included.
     pub(super) fn all_shared(&self) -> Vec<Arc<Lease>> {
-        let mut all: Vec<_> = unpoisoned(&self.shared).values().cloned().collect();
-        all.extend(unpoisoned(&self.retired).iter().cloned());
+        let mut all: Vec<_> = sync::lock(&self.shared).values().cloned().collect();
+        all.extend(sync::lock(&self.retired).iter().cloned());
         all
     }
 
     /// No new claim gets it.
     pub(super) fn retire(&self, lease: &Arc<Lease>) {
-        let mut shared = unpoisoned(&self.shared);
+        let mut shared = sync::lock(&self.shared);
         let before = shared.len();
         shared.retain(|_, other| !Arc::ptr_eq(other, lease));
         if shared.len() < before {
-            unpoisoned(&self.retired).push(lease.clone());
+            sync::lock(&self.retired).push(lease.clone());
         }
     }
 
     pub(super) fn is_retired(&self, lease: &Arc<Lease>) -> bool {
-        unpoisoned(&self.retired).iter().any(|other| Arc::ptr_eq(other, lease))
+        sync::lock(&self.retired).iter().any(|other| Arc::ptr_eq(other, lease))
     }
 
     /// It is not needed any more, or gone.
     pub(super) fn forget(&self, lease: &Arc<Lease>) {
-        unpoisoned(&self.shared).retain(|_, other| !Arc::ptr_eq(other, lease));
-        unpoisoned(&self.retired).retain(|other| !Arc::ptr_eq(other, lease));
+        sync::lock(&self.shared).retain(|_, other| !Arc::ptr_eq(other, lease));
+        sync::lock(&self.retired).retain(|other| !Arc::ptr_eq(other, lease));
     }
 }
 
@@ -214,6 +211,7 @@ fn seconds(ttl: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::drift;
 
     #[test]
     fn a_ttl_is_never_rounded_down() {
@@ -226,10 +224,10 @@ mod tests {
         let at = |secs: u64| Moment::from_nanos(secs * 1_000_000_000);
         let ttl = Duration::from_secs(10);
         let lease = Lease::new(1, ttl, true, at(100));
-        assert_eq!(lease.valid_until(), at(110).before(drift(ttl)));
+        assert_eq!(lease.valid_until(), at(110).saturating_sub(drift(ttl)));
         lease.confirmed(at(105), ttl);
         lease.confirmed(at(103), ttl);
-        assert_eq!(lease.valid_until(), at(115).before(drift(ttl)));
+        assert_eq!(lease.valid_until(), at(115).saturating_sub(drift(ttl)));
         assert!(lease.end() && !lease.end() && lease.is_gone());
     }
 }

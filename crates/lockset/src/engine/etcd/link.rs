@@ -27,7 +27,7 @@ use super::rpc::{
 use super::servers::Servers;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
-use crate::mutual::unpoisoned;
+use crate::sync;
 
 /// How long a request waits for its answer, and a connection for itself.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -259,7 +259,7 @@ impl Link {
     {
         let requests = Mutex::new(Some(requests));
         self.ask(PATIENCE, |channel, token| {
-            let taken = unpoisoned(&requests).take();
+            let taken = sync::lock(&requests).take();
             async move {
                 let requests = taken.ok_or_else(|| Status::unavailable("asked twice"))?;
                 let request = authorised(with_leader(Request::new(requests)), token);
@@ -282,7 +282,7 @@ impl Link {
         let failed = self.judged(turn, status);
         self.heed(turn, &failed);
         if failed.what == What::TokenOld {
-            *unpoisoned(&self.token) = None;
+            *sync::lock(&self.token) = None;
         }
         failed
     }
@@ -327,11 +327,11 @@ impl Link {
         F: Future<Output = Result<T, Status>>,
     {
         let give_up = self.clock.now() + patience;
-        let before = unpoisoned(&self.token).clone();
+        let before = sync::lock(&self.token).clone();
         let mut answer = self.ask_once(give_up, &call).await;
         if answer.as_ref().is_err_and(|failed| failed.what == What::TokenOld) {
             // Not if somebody else has logged in again meanwhile.
-            unpoisoned(&self.token).take_if(|token| before.as_ref().is_none_or(|it| it == token));
+            sync::lock(&self.token).take_if(|token| before.as_ref().is_none_or(|it| it == token));
             answer = self.ask_once(give_up, &call).await;
         }
         answer
@@ -349,7 +349,7 @@ impl Link {
         let Some((channel, is_callers)) = self.nearest(turn) else {
             return Err(refused(failed("no server is named".to_owned(), false)));
         };
-        let left = give_up.since(self.clock.now());
+        let left = give_up.saturating_duration_since(self.clock.now());
         let asked = async {
             let token = match self.token(&channel).await {
                 Ok(token) => token,
@@ -386,7 +386,7 @@ impl Link {
         if here == self.home {
             return of_the_client();
         }
-        let mut beside = unpoisoned(&self.beside);
+        let mut beside = sync::lock(&self.beside);
         if beside.len() >= MOST_BESIDE && !beside.contains_key(&here) {
             beside.clear();
         }
@@ -407,7 +407,7 @@ impl Link {
     /// to connect.
     fn judge_callers(&self, is_silent: bool) {
         let Ok(here) = Handle::try_current() else { return };
-        if let Some(place) = unpoisoned(&self.beside).get_mut(&here.id()) {
+        if let Some(place) = sync::lock(&self.beside).get_mut(&here.id()) {
             match place {
                 Beside::Open(_, true) if is_silent => *place = Beside::NotYet(0),
                 Beside::Open(_, false) if is_silent => *place = Beside::Never,
@@ -435,12 +435,12 @@ impl Link {
     /// The token that shows who we are, fetched if there is none.
     async fn token(&self, channel: &Channel) -> Result<Option<MetadataValue<Ascii>>, Status> {
         let Some(login) = &self.servers.login else { return Ok(None) };
-        if let Some(token) = unpoisoned(&self.token).clone() {
+        if let Some(token) = sync::lock(&self.token).clone() {
             return Ok(Some(token));
         }
         // One login serves all who need it: it costs the server a slow hash.
         let _alone = self.login.lock().await;
-        if let Some(token) = unpoisoned(&self.token).clone() {
+        if let Some(token) = sync::lock(&self.token).clone() {
             return Ok(Some(token));
         }
         let question =
@@ -457,7 +457,7 @@ impl Link {
             token.parse().map_err(|_| Status::internal("the token is not text"))?;
         // It is as good as the password until it expires: not to be shown.
         token.set_sensitive(true);
-        *unpoisoned(&self.token) = Some(token.clone());
+        *sync::lock(&self.token) = Some(token.clone());
         Ok(Some(token))
     }
 

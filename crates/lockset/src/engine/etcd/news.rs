@@ -17,7 +17,7 @@ use super::rpc::event::EventType;
 use super::rpc::{
     KeyValue, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse, watch_request,
 };
-use crate::engine::watch::receiver_stream;
+use crate::engine::common::watch::receiver_stream;
 use crate::error::{Error, Result};
 
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));

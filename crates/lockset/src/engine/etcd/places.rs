@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::keys::Layout;
 use super::leases::Lease;
 use crate::clock::Moment;
-use crate::engine::withdrawn::Withdrawn;
+use crate::engine::common::tombstones::Tombstones;
 use crate::engine::{Claim, ClaimId};
 use crate::hash::FastMap;
 use crate::name::Name;
@@ -25,7 +25,7 @@ const MOST_NAMES: usize = 4096;
 pub(super) struct Places {
     places: FastMap<ClaimId, Place>,
     leaving: FastMap<ClaimId, Leaving>,
-    withdrawn: Withdrawn,
+    withdrawn: Tombstones,
     /// Keys on shared leases that were deleted for sure, for the next claims on their names.
     spare: FastMap<Name, Vec<(i64, Vec<u8>)>>,
 }
@@ -284,7 +284,7 @@ impl Places {
     pub(super) fn left_of(&self, id: ClaimId, now: Moment) -> Option<Duration> {
         let place = self.places.get(&id)?;
         let until = place.lapses.min(place.lease.valid_until());
-        Some(until.since(now))
+        Some(until.saturating_duration_since(now))
     }
 }
 

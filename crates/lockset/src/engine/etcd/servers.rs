@@ -8,7 +8,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use super::EtcdOptions;
 use super::keys::Layout;
 use super::link::CONNECT;
-use crate::engine::pem::read_pem;
+use crate::engine::common::pem::read_pem;
 use crate::error::{Error, Result};
 
 const USUAL_PORT: u16 = 2379;

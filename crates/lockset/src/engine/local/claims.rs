@@ -14,7 +14,7 @@ use super::rows::{ClaimRow, id_at, int, mode_at, optional, seq_of, unreadable, u
 use super::steps::{Place, Queue, is_held_by, not_held};
 use super::store::{Post, Sql, Transaction};
 use crate::clock::{Moment, nanos, wall_micros};
-use crate::engine::queue::{Tally, clash};
+use crate::engine::common::admission::{Tally, clash};
 use crate::engine::{
     Amend, Break, Cell, Claim, Grant, Holder, LockState, Mode, Scope, Swap, Version, Waiter,
 };

@@ -14,11 +14,11 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, mpsc};
 
 use super::failed_by;
-use crate::engine::{ClaimId, Scope, Signal};
+use crate::engine::{ClaimId, Event, Scope};
 use crate::error::{LossReason, Result};
-use crate::mutual::unpoisoned;
 use crate::name::Name;
 use crate::report::report;
+use crate::sync;
 
 /// At most this many sockets are examined at open, and at most so many names read to choose them.
 const EXAMINED: usize = 8;
@@ -240,18 +240,18 @@ impl Folder {
 pub(super) struct Desk {
     bells: Mutex<HashMap<ClaimId, Arc<Notify>>>,
     watchers: Mutex<HashMap<u64, (Scope, mpsc::UnboundedSender<Name>)>>,
-    signals: Mutex<Option<mpsc::UnboundedSender<Signal>>>,
-    listener: Mutex<Option<mpsc::UnboundedReceiver<Signal>>>,
+    events: Mutex<Option<mpsc::UnboundedSender<Event>>>,
+    listener: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
 impl Default for Desk {
     fn default() -> Self {
-        let (tell, signals) = mpsc::unbounded_channel();
+        let (tell, events) = mpsc::unbounded_channel();
         Self {
             bells: Mutex::default(),
             watchers: Mutex::default(),
-            signals: Mutex::new(Some(tell)),
-            listener: Mutex::new(Some(signals)),
+            events: Mutex::new(Some(tell)),
+            listener: Mutex::new(Some(events)),
         }
     }
 }
@@ -260,7 +260,7 @@ impl Desk {
     /// A bell that rings when `id` should look. Hung before the first request, so that no ring is
     /// missed.
     pub(super) fn bell(self: &Arc<Self>, id: ClaimId) -> Bell {
-        let notify = unpoisoned(&self.bells).entry(id).or_default().clone();
+        let notify = sync::lock(&self.bells).entry(id).or_default().clone();
         Bell { desk: self.clone(), id, notify }
     }
 
@@ -268,40 +268,40 @@ impl Desk {
     pub(super) fn changes(&self, scope: &Scope) -> (u64, mpsc::UnboundedReceiver<Name>) {
         let (tell, changes) = mpsc::unbounded_channel();
         let number = rand::random();
-        unpoisoned(&self.watchers).insert(number, (scope.clone(), tell));
+        sync::lock(&self.watchers).insert(number, (scope.clone(), tell));
         (number, changes)
     }
 
     pub(super) fn end_changes(&self, number: u64) {
-        unpoisoned(&self.watchers).remove(&number);
+        sync::lock(&self.watchers).remove(&number);
     }
 
-    /// All signals, for the one who asks first.
-    pub(super) fn signals(&self) -> Option<mpsc::UnboundedReceiver<Signal>> {
-        unpoisoned(&self.listener).take()
+    /// All events, for the one who asks first.
+    pub(super) fn events(&self) -> Option<mpsc::UnboundedReceiver<Event>> {
+        sync::lock(&self.listener).take()
     }
 
-    /// Ends the signals.
+    /// Ends the events.
     pub(super) fn close(&self) {
-        *unpoisoned(&self.signals) = None;
-        unpoisoned(&self.watchers).clear();
+        *sync::lock(&self.events) = None;
+        sync::lock(&self.watchers).clear();
     }
 
     fn take(&self, letter: Letter) {
         match letter {
             Letter::Look(id) => {
-                if let Some(bell) = unpoisoned(&self.bells).get(&id) {
+                if let Some(bell) = sync::lock(&self.bells).get(&id) {
                     bell.notify_one();
                 }
             }
             Letter::Lost(id, reason) => {
-                if let Some(signals) = &*unpoisoned(&self.signals) {
+                if let Some(events) = &*sync::lock(&self.events) {
                     // Nobody listens any more.
-                    let _ = signals.send(Signal::Lost(id, reason));
+                    let _ = events.send(Event::Lost(id, reason));
                 }
             }
             Letter::Changed(name) => {
-                for (scope, tell) in unpoisoned(&self.watchers).values() {
+                for (scope, tell) in sync::lock(&self.watchers).values() {
                     if scope.covers(&name) {
                         let _ = tell.send(name.clone());
                     }
@@ -327,7 +327,7 @@ impl Bell {
 
 impl Drop for Bell {
     fn drop(&mut self) {
-        unpoisoned(&self.desk.bells).remove(&self.id);
+        sync::lock(&self.desk.bells).remove(&self.id);
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use super::failed;
 use crate::error;
-use crate::mutual::unpoisoned;
+use crate::sync;
 
 /// No more than this many processes are watched for one waiter, and so many are kept in sight
 /// without need; the safety net covers the rest.
@@ -146,7 +146,7 @@ impl Processes {
 
     /// All who wait for one process share one descriptor.
     fn eye_on(&self, process: Process) -> Option<Arc<eyes::Eye>> {
-        let mut watched = unpoisoned(&self.watched);
+        let mut watched = sync::lock(&self.watched);
         if let Some(eye) = watched.get(&process) {
             return Some(eye.clone());
         }

@@ -11,7 +11,7 @@ use super::inbox::Letter;
 use super::rows::{ClaimRow, id_at, int, optional, select_claims, seq_of, unsigned, written};
 use super::store::{Post, Sql, Transaction};
 use crate::clock::{nanos, wall_micros};
-use crate::engine::queue::Tally;
+use crate::engine::common::admission::Tally;
 use crate::engine::{Claim, Grant, Mode, drift};
 use crate::error::{Error, LossReason};
 use crate::name::Name;
@@ -417,7 +417,7 @@ impl Transaction<'_> {
 
     /// Valid until shortly before it lapses: all processes of the machine share one clock.
     pub(super) fn grant(&self, seq: i64, token: Token, expires: u64, ttl: Duration) -> Grant {
-        let valid_until = self.store.moment(expires).before(drift(ttl));
+        let valid_until = self.store.moment(expires).saturating_sub(drift(ttl));
         Grant { token, valid_until, key: seq.to_be_bytes().into() }
     }
 }

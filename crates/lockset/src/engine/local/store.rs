@@ -14,11 +14,11 @@ use super::process::Processes;
 use super::{LocalOptions, failed, failed_by};
 use crate::clock::{Clock, Moment};
 use crate::engine::ClaimId;
-use crate::engine::withdrawn::Withdrawn;
+use crate::engine::common::tombstones::Tombstones;
 use crate::error::{Error, Result};
 use crate::fork;
-use crate::mutual::unpoisoned;
 use crate::report::report;
+use crate::sync;
 
 /// "Lkst": what tells our files from other SQLite files.
 const APPLICATION_ID: i32 = 0x4C6B_7374;
@@ -71,7 +71,7 @@ struct Books {
     closed: bool,
     /// How often the file was opened.
     opened: u64,
-    withdrawn: Withdrawn,
+    withdrawn: Tombstones,
     watches: Watches,
     /// Transactions since the log was last written back.
     writes: u32,
@@ -104,7 +104,7 @@ impl Store {
             .map_err(|error| failed_by("it must be opened inside a tokio runtime", false, error))?;
         let processes = Processes::new(options.holder_process, runtime.clone())?;
         let (place, connection) = {
-            let _alone = unpoisoned(&OPENING);
+            let _alone = sync::lock(&OPENING);
             let place = Place::prepare(options.path.as_deref(), options.mode)?;
             let connection = connect(&place).map_err(|error| explain(&place, error))??;
             (place, connection)
@@ -122,7 +122,7 @@ impl Store {
                 connection: Some(connection),
                 closed: false,
                 opened: 1,
-                withdrawn: Withdrawn::default(),
+                withdrawn: Tombstones::default(),
                 watches: Watches::default(),
                 writes: 0,
                 looked: 0,
@@ -245,7 +245,7 @@ impl Store {
     ) -> Result<Option<T>> {
         self.unless_forked()?;
         let (done, letters) = {
-            let mut books = unpoisoned(&self.books);
+            let mut books = sync::lock(&self.books);
             if books.closed {
                 return Err(Error::Closed);
             }
@@ -319,21 +319,21 @@ impl Store {
     /// Remembers that this claim must not be entered any more.
     pub(super) fn mark_withdrawn(&self, id: ClaimId) {
         if !self.is_forked() {
-            unpoisoned(&self.books).withdrawn.insert(id, Clock::boot().now());
+            sync::lock(&self.books).withdrawn.insert(id, Clock::boot().now());
         }
     }
 
     /// The row of a new watch, which it enters itself.
     pub(super) fn begin_watch(&self) -> i64 {
         let id = rand::random();
-        unpoisoned(&self.books).watches.wanted.insert(id);
+        sync::lock(&self.books).watches.wanted.insert(id);
         id
     }
 
     /// Removes a watch's row: now if the file is not busy, otherwise soon.
     pub(super) fn end_watch(&self, id: i64) {
         {
-            let mut books = unpoisoned(&self.books);
+            let mut books = sync::lock(&self.books);
             books.watches.wanted.remove(&id);
             books.watches.ended.push(id);
         }
@@ -345,7 +345,7 @@ impl Store {
         if self.has_watches() {
             let all = self.write(patience, |txn| txn.forget_watchers(txn.store.inbox.name()));
             match all.await {
-                Ok(()) => unpoisoned(&self.books).watches.wanted.clear(),
+                Ok(()) => sync::lock(&self.books).watches.wanted.clear(),
                 Err(error) => report!(debug, error = error, "watches were left behind"),
             }
         }
@@ -355,7 +355,7 @@ impl Store {
         if self.is_forked() {
             return false;
         }
-        let books = unpoisoned(&self.books);
+        let books = sync::lock(&self.books);
         let Watches { wanted, ended } = &books.watches;
         !books.closed && (!wanted.is_empty() || !ended.is_empty())
     }
@@ -375,7 +375,7 @@ impl Store {
         }
         self.inbox.close();
         self.inbox.desk.close();
-        let mut books = unpoisoned(&self.books);
+        let mut books = sync::lock(&self.books);
         books.closed = true;
         books.connection = None;
     }
@@ -397,7 +397,7 @@ pub(super) struct Transaction<'a> {
     opened: u64,
     /// The machine's time, read once the file was ours.
     pub(super) now: u64,
-    pub(super) withdrawn: &'a mut Withdrawn,
+    pub(super) withdrawn: &'a mut Tombstones,
     pub(super) watches: &'a mut Watches,
     pub(super) store: &'a Store,
     /// What is sent once the transaction is written.
@@ -631,7 +631,7 @@ mod tests {
         let (own, machine) = (time.clock.now(), time.now());
         assert!(machine >= own.as_nanos() + 1_000_000_000);
         assert!(time.moment(machine) >= own);
-        assert!(time.moment(machine).since(own) < Duration::from_millis(500));
+        assert!(time.moment(machine).saturating_duration_since(own) < Duration::from_millis(500));
     }
 
     #[tokio::test]

@@ -170,16 +170,16 @@ async fn a_broken_holder_is_told_at_once() {
     let (_folder, one, two) = clients();
     let held = exclusive();
     let grant = hold(&one, &held).await;
-    let mut signals = one.signals();
+    let mut events = one.events();
     let broken = two.force_release(&held.name, Break::WhenLeaseEnds).await.unwrap();
     assert!(broken[0].revoked && broken[0].claim == Some(held.id));
-    let told = soon(signals.next()).await.unwrap();
-    assert!(matches!(told, Signal::Lost(id, LossReason::Revoked) if id == held.id));
+    let told = soon(events.next()).await.unwrap();
+    assert!(matches!(told, Event::Lost(id, LossReason::Revoked) if id == held.id));
     assert_eq!(reason(one.renew(&[(&held, &grant)]).await.remove(0)), LossReason::Revoked);
     assert!(two.acquire(&exclusive(), Wait::No).await.unwrap().is_none());
     two.force_release(&held.name, Break::Now).await.unwrap();
-    let told = soon(signals.next()).await.unwrap();
-    assert!(matches!(told, Signal::Lost(id, LossReason::Broken) if id == held.id));
+    let told = soon(events.next()).await.unwrap();
+    assert!(matches!(told, Event::Lost(id, LossReason::Broken) if id == held.id));
     hold(&two, &exclusive()).await;
 }
 

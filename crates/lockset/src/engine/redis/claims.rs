@@ -6,15 +6,15 @@ use std::time::Duration;
 use redis::{Cmd, ToRedisArgs, Value};
 
 use super::answers::{Standing, list, number, standing, word};
-use super::crowd::{Acted, Give, Request, Take};
+use super::batch::{Acted, Give, Request, Take};
 use super::keys::{self, Keys};
 use super::link::{self, Answer, Unanswered, Up};
 use super::nodes::Way;
 use super::scripts::{Script, TOKENS_END};
 use super::waiting::{News, Waiter};
-use super::{Core, LEAST_PATIENCE, MARK_LIFE, PATIENCE, answers};
+use super::{Core, LEAST_PATIENCE, PATIENCE, TOMBSTONE_LIFE, answers};
 use crate::clock::Moment;
-use crate::engine::{Claim, Grant, Mode, Replicas, Wait, drift};
+use crate::engine::{Claim, Grant, Mode, Replicas, Wait, drift, trusted_until};
 use crate::error::{Error, LossReason, Result};
 use crate::name::Name;
 use crate::report::report;
@@ -124,7 +124,9 @@ impl Core {
         waiter.sending(sent);
         // Nobody waits longer for an answer than for the lock.
         let patience = match wait {
-            Wait::Until(deadline) => deadline.since(sent).clamp(LEAST_PATIENCE, PATIENCE),
+            Wait::Until(deadline) => {
+                deadline.saturating_duration_since(sent).clamp(LEAST_PATIENCE, PATIENCE)
+            }
             Wait::No | Wait::Forever => PATIENCE,
         };
         let take = Take { waiter: waiter.clone(), waits: wait != Wait::No };
@@ -266,7 +268,7 @@ impl Core {
         let claim = &waiter.claim;
         match standing(answer)? {
             Standing::GrantedNow(token) => {
-                let valid_until = (sent + claim.ttl).before(drift(claim.ttl));
+                let valid_until = trusted_until(sent, claim.ttl);
                 let token = Token::new(token);
                 return Ok(Asked::Granted(match claim.is_plain() {
                     true => keys::fresh_grant(token, valid_until),
@@ -405,7 +407,7 @@ impl Core {
         match word(answer, 0)?.as_str() {
             "renewed" => {
                 let left = Duration::from_millis(number(answer, 1)?);
-                let valid_until = (sent + left).before(drift(claim.ttl));
+                let valid_until = (sent + left).saturating_sub(drift(claim.ttl));
                 Ok(Some(Grant { valid_until, ..grant }))
             }
             _ => Ok(None),
@@ -620,7 +622,7 @@ impl Core {
         let keys = self.keys(&claim.name);
         let names = self.declared([claim].into_iter());
         let token = token.map(|token| token.to_string()).unwrap_or_default();
-        let args = [claim.id.to_string(), token, MARK_LIFE.as_millis().to_string()];
+        let args = [claim.id.to_string(), token, TOMBSTONE_LIFE.as_millis().to_string()];
         let answer = self.run_handing_on(&self.scripts.finish, &keys, &names, &args).await;
         let answer = answer.map_err(Unanswered::into_error)?;
         self.dirty().remove(&claim.id);
@@ -644,7 +646,7 @@ impl Core {
             command.arg(&names).arg(claim.id.to_string()).arg(grant.token.get());
             command.arg(successor.id.to_string());
             command.arg(keys::written_note(&successor.note, &up.inbox));
-            command.arg(MARK_LIFE.as_millis() as u64);
+            command.arg(TOMBSTONE_LIFE.as_millis() as u64);
             command
         };
         let answer = self.run_as(PATIENCE, script, &keys, written).await;
@@ -687,7 +689,7 @@ impl Core {
 fn renewed(claim: &Claim, grant: &Grant, sent: Moment, answer: &Value) -> Result<Grant> {
     match word(list(answer)?, 0)?.as_str() {
         "renewed" => {
-            let valid_until = (sent + claim.ttl).before(drift(claim.ttl));
+            let valid_until = trusted_until(sent, claim.ttl);
             Ok(Grant { valid_until: valid_until.max(grant.valid_until), ..grant.clone() })
         }
         "revoked" => Err(Error::lost(&claim.name, LossReason::Revoked)),

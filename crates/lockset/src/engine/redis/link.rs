@@ -17,7 +17,7 @@ use super::scripts::{Script, Scripts};
 use super::servers::{Address, Servers, Shape};
 use super::slots::Map;
 use super::vitals::About;
-use crate::engine::crowd::Crowd;
+use crate::engine::common::batch::Batcher;
 use crate::error::Error;
 
 /// A new connection must stand within this time.
@@ -76,7 +76,7 @@ pub(super) struct Up {
     tracking: Tracking,
     /// Whether requests travel together: in a cluster keys of different slots cannot.
     pub(super) in_crowds: bool,
-    pub(super) crowd: Crowd<Self>,
+    pub(super) batch: Batcher<Self>,
     pub(super) scripts: Arc<Scripts>,
     /// Where it lives.
     pub(super) runtime: Handle,
@@ -464,7 +464,7 @@ impl Maker {
             listens,
             tracking: Tracking::default(),
             in_crowds: self.servers.shape != Shape::Cluster,
-            crowd: Crowd::default(),
+            batch: Batcher::default(),
             scripts: self.scripts.clone(),
             runtime: Handle::current(),
             health,

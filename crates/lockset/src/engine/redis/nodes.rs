@@ -17,8 +17,8 @@ use super::servers::{Address, Servers, Shape};
 use super::slots::{Map, most_replicas, read_ranges};
 use super::sure::Sure;
 use crate::error::{Error, Result};
-use crate::mutual::unpoisoned;
 use crate::report::report;
+use crate::sync;
 
 /// So many requests of one runtime go over the client's own connection before it gets one of its
 /// own. Whoever takes a lock now and then needs none.
@@ -116,7 +116,7 @@ impl Nodes {
         match &self.all {
             All::One(node) => node.link.close(),
             All::Cluster(cluster) => {
-                unpoisoned(&cluster.nodes).values().for_each(|node| node.link.close());
+                sync::lock(&cluster.nodes).values().for_each(|node| node.link.close());
             }
         }
     }
@@ -231,7 +231,7 @@ impl Node {
         if here.id() == self.home.id() {
             return main;
         }
-        let mut beside = unpoisoned(&self.beside);
+        let mut beside = sync::lock(&self.beside);
         if beside.len() >= MOST_BESIDE && !beside.contains_key(&here.id()) {
             beside.clear();
         }
@@ -257,7 +257,7 @@ impl Node {
             Ok(up) => Beside::Open(Arc::new(up), of),
             Err(_) => Beside::NotYet(0),
         };
-        unpoisoned(&self.beside).insert(Handle::current().id(), place);
+        sync::lock(&self.beside).insert(Handle::current().id(), place);
     }
 }
 
@@ -295,7 +295,7 @@ impl Cluster {
     }
 
     fn node_at(&self, master: &Address) -> Arc<Node> {
-        let mut nodes = unpoisoned(&self.nodes);
+        let mut nodes = sync::lock(&self.nodes);
         let node = nodes.entry(master.clone()).or_insert_with(|| {
             // Its tasks live where the client's do.
             let _home = self.home.enter();
@@ -334,7 +334,7 @@ impl Cluster {
     }
 
     async fn map_told_by(&self, at: &Address) -> Result<()> {
-        let standing = unpoisoned(&self.nodes).get(at).and_then(|node| node.link.now());
+        let standing = sync::lock(&self.nodes).get(at).and_then(|node| node.link.now());
         let ask = async {
             let mut connection = match standing {
                 Some(up) => up.connection.clone(),
@@ -359,7 +359,7 @@ impl Cluster {
         }
         self.map.replace(ranges);
         let masters = self.map.masters();
-        unpoisoned(&self.nodes).retain(|at, _| masters.contains(at));
+        sync::lock(&self.nodes).retain(|at, _| masters.contains(at));
         Ok(())
     }
 }

@@ -11,8 +11,8 @@ use redis::{
 };
 
 use super::link::{self, failed, judge};
-use super::{MARK_LIFE, Quorum, RedisOptions};
-use crate::engine::pem::read_pem;
+use super::{Quorum, RedisOptions, TOMBSTONE_LIFE};
+use crate::engine::common::pem::read_pem;
 use crate::engine::url_host;
 use crate::error::{Error, Result};
 
@@ -247,7 +247,7 @@ fn mannered(info: ConnectionInfo, protocol: redis::ProtocolVersion) -> Connectio
     let tcp = redis::io::tcp::TcpSettings::default();
     let tcp = tcp.set_nodelay(true).set_linger_time(Duration::ZERO);
     #[cfg(target_os = "linux")]
-    let tcp = tcp.set_user_timeout(MARK_LIFE / 3);
+    let tcp = tcp.set_user_timeout(TOMBSTONE_LIFE / 3);
     info.set_redis_settings(settings).set_tcp_settings(tcp)
 }
 

@@ -8,7 +8,7 @@ use redis::Value;
 use super::answers::{list, number, unexpected, word};
 use super::servers::Address;
 use crate::error::Result;
-use crate::mutual::unpoisoned;
+use crate::sync;
 
 /// A cluster divides all keys into so many slots.
 const SLOTS: u16 = 16_384;
@@ -46,21 +46,21 @@ pub(super) struct Range {
 
 impl Map {
     pub(super) fn owner(&self, slot: u16) -> Option<Address> {
-        let ranges = unpoisoned(&self.0);
+        let ranges = sync::lock(&self.0);
         let range = ranges.iter().find(|range| (range.first..=range.last).contains(&slot))?;
         Some(range.master.clone())
     }
 
     pub(super) fn masters(&self) -> Vec<Address> {
         let mut masters: Vec<Address> =
-            unpoisoned(&self.0).iter().map(|range| range.master.clone()).collect();
+            sync::lock(&self.0).iter().map(|range| range.master.clone()).collect();
         masters.sort();
         masters.dedup();
         masters
     }
 
     pub(super) fn replace(&self, ranges: Vec<Range>) {
-        *unpoisoned(&self.0) = ranges;
+        *sync::lock(&self.0) = ranges;
     }
 
     /// The first of these keys that this master serves.
@@ -69,7 +69,7 @@ impl Map {
         master: &Address,
         mut keys: impl Iterator<Item = String>,
     ) -> Option<String> {
-        let ranges = unpoisoned(&self.0);
+        let ranges = sync::lock(&self.0);
         let own: Vec<&Range> = ranges.iter().filter(|range| range.master == *master).collect();
         let serves = |slot| own.iter().any(|range| (range.first..=range.last).contains(&slot));
         if own.is_empty() { None } else { keys.find(|key| serves(slot(key))) }

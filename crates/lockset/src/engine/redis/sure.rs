@@ -15,7 +15,7 @@ use super::nodes::Node;
 use super::scripts::Script;
 use crate::engine::Replicas;
 use crate::error::Error;
-use crate::mutual::unpoisoned;
+use crate::sync;
 
 /// How many connections there are at most, and how many of them are kept when they are idle.
 const MOST: usize = 32;
@@ -65,7 +65,7 @@ impl Node {
         let patience = patience.saturating_sub(began.elapsed()).max(LEAST_PATIENCE);
         let main = self.link.up(patience).await?;
         let idle = {
-            let mut idle = unpoisoned(&self.sure.idle);
+            let mut idle = sync::lock(&self.sure.idle);
             idle.retain(|(up, of)| !up.is_over() && Arc::ptr_eq(of, &main));
             idle.pop()
         };
@@ -82,7 +82,7 @@ impl Node {
             .arg(wanted)
             .arg(millis);
         let answer = up.answer(patience, both.query_async(&mut connection)).await?;
-        let idle = &mut *unpoisoned(&self.sure.idle);
+        let idle = &mut *sync::lock(&self.sure.idle);
         // Whoever waits for a turn takes it over.
         if idle.len() < KEPT || self.sure.turns.available_permits() == 0 {
             idle.push((up, of));

@@ -23,12 +23,12 @@ use super::link::{Postman, Pushed, Unanswered};
 use super::nodes::Node;
 use super::servers::Address;
 use super::{Core, PATIENCE};
-use crate::engine::watch::{Hint, RECHECK, Recheck, watch_states_with};
+use crate::engine::common::watch::{Hint, RECHECK, Recheck, watch_states_with};
 use crate::engine::{LockState, Scope};
 use crate::error::Result;
 use crate::hash::FastMap;
-use crate::mutual::unpoisoned;
 use crate::name::{Name, Prefix};
+use crate::sync;
 
 /// The time between two rechecks of a watch while the server pushes changes.
 const RECHECK_TRACKED: Duration = Duration::from_secs(15);
@@ -51,7 +51,7 @@ struct ListedWatches {
 impl WatchList {
     fn add(&self, scope: &Scope) -> Arc<PendingHints> {
         let hints = Arc::new(PendingHints::default());
-        let mut all = unpoisoned(&self.0);
+        let mut all = sync::lock(&self.0);
         match scope {
             _ if all.closed => hints.close(),
             Scope::Name(name) => all.names.entry(name.clone()).or_default().push(hints.clone()),
@@ -61,7 +61,7 @@ impl WatchList {
     }
 
     fn remove(&self, scope: &Scope, hints: &Arc<PendingHints>) {
-        let mut all = unpoisoned(&self.0);
+        let mut all = sync::lock(&self.0);
         let is_other = |other: &Arc<PendingHints>| !Arc::ptr_eq(other, hints);
         match scope {
             Scope::Prefix(_) => all.prefixes.retain(is_other),
@@ -78,21 +78,21 @@ impl WatchList {
 
     /// The server pushed a change of this name.
     pub(super) fn changed(&self, name: &Name) {
-        if let Some(watches) = unpoisoned(&self.0).names.get(name) {
+        if let Some(watches) = sync::lock(&self.0).names.get(name) {
             watches.iter().for_each(|hints| hints.changed(name.clone()));
         }
     }
 
     /// Any name may have changed: the server forgot what it tracked, or all keys.
     pub(super) fn all_changed(&self) {
-        for (name, watches) in &unpoisoned(&self.0).names {
+        for (name, watches) in &sync::lock(&self.0).names {
             watches.iter().for_each(|hints| hints.changed(name.clone()));
         }
     }
 
     /// Ends all of them.
     pub(super) fn close(&self) {
-        let mut all = unpoisoned(&self.0);
+        let mut all = sync::lock(&self.0);
         all.closed = true;
         for hints in all.names.values().flatten().chain(&all.prefixes) {
             hints.close();
@@ -205,7 +205,7 @@ impl PendingHints {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        unpoisoned(&self.pending)
+        sync::lock(&self.pending)
     }
 }
 

@@ -10,9 +10,9 @@ use redis::{RedisError, Value};
 use super::link::{failed, judge};
 use super::servers::{Address, Servers};
 use super::{Core, PATIENCE};
-use crate::engine::{Vitals, same_server};
+use crate::engine::{Health, same_server};
 use crate::error::Result;
-use crate::mutual::unpoisoned;
+use crate::sync;
 
 /// What the nodes of one quorum share.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Quorum {
     pub(super) fn admit(&self, at: &Address, about: &About, is_own: bool) -> Result<()> {
         let refused = |why: String| Err(failed(why, false, None));
         if let Some(run) = &about.run {
-            let mut runs = unpoisoned(&self.runs);
+            let mut runs = sync::lock(&self.runs);
             if !is_own {
                 return match runs.get(at) == Some(run) {
                     true => Ok(()),
@@ -53,17 +53,17 @@ impl Quorum {
         }
         let rests_for = about.rests_for(self.rest);
         if rests_for.is_zero() {
-            unpoisoned(&self.resting).remove(at);
+            sync::lock(&self.resting).remove(at);
             return Ok(());
         }
-        unpoisoned(&self.resting).insert(at.clone(), Instant::now() + rests_for);
+        sync::lock(&self.resting).insert(at.clone(), Instant::now() + rests_for);
         let what = "it was started lately and may have forgotten locks, so it is not counted yet";
         Err(failed(what.to_owned(), true, None))
     }
 
     /// For how long a server that was started lately is still not counted.
     fn resting(&self, at: &Address) -> Option<Duration> {
-        let until = unpoisoned(&self.resting).get(at).copied()?;
+        let until = sync::lock(&self.resting).get(at).copied()?;
         Some(until.saturating_duration_since(Instant::now()))
     }
 }
@@ -118,18 +118,18 @@ impl About {
         if self.keeps_everything() { Duration::ZERO } else { rest.saturating_sub(self.up) }
     }
 
-    fn worries(&self) -> Vec<String> {
-        let mut worries = Vec::new();
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
         if self.settings.is_empty() {
-            worries.push(
+            warnings.push(
                 "its settings may not be read (CONFIG GET); what is said of them in \
                  docs/redlock.md must be made sure by somebody else"
                     .to_owned(),
             );
-            return worries;
+            return warnings;
         }
         if !self.keeps_everything() {
-            worries.push(
+            warnings.push(
                 "it may forget acknowledged writes when it ends (appendonly and \
                  appendfsync are not `yes` and `always`): it is not counted for max_ttl after a \
                  start, and then only the clock keeps tokens growing"
@@ -138,32 +138,32 @@ impl About {
         }
         let policy = self.settings.get("maxmemory-policy").map_or("", String::as_str);
         if !self.is_set("maxmemory", "0") && policy != "noeviction" {
-            worries.push(format!(
+            warnings.push(format!(
                 "it may evict locks and their fences (maxmemory-policy is \
                  `{policy}`): set it to noeviction"
             ));
         }
-        worries
+        warnings
     }
 }
 
 impl Core {
-    pub(super) async fn vitals(&self) -> Result<Vitals> {
+    pub(super) async fn health(&self) -> Result<Health> {
         let Some(node) = self.nodes.everyone().await.into_iter().next() else {
-            return Ok(Vitals::default());
+            return Ok(Health::default());
         };
         let servers = &node.maker.servers;
         let resting = |servers: &Servers| {
             servers.quorum.as_ref()?.resting(servers.hosts.first()?).filter(|left| !left.is_zero())
         };
         if let Some(left) = resting(servers) {
-            return Ok(Vitals { counted_in: Some(left), ..Vitals::default() });
+            return Ok(Health { counted_in: Some(left), ..Health::default() });
         }
         let up = match node.link.up(PATIENCE).await {
             Ok(up) => up,
             // Perhaps it has just told.
             Err(why) => match resting(servers) {
-                Some(left) => return Ok(Vitals { counted_in: Some(left), ..Vitals::default() }),
+                Some(left) => return Ok(Health { counted_in: Some(left), ..Health::default() }),
                 None => return Err(why.into_error()),
             },
         };
@@ -172,7 +172,7 @@ impl Core {
             Ok(about) => about.map_err(|error| judge(error).into_error())?,
             Err(_) => return Err(failed("no answer".to_owned(), true, None)),
         };
-        Ok(Vitals { run: about.run.clone(), worries: about.worries(), counted_in: None })
+        Ok(Health { run: about.run.clone(), warnings: about.warnings(), counted_in: None })
     }
 }
 
@@ -188,13 +188,13 @@ mod tests {
     #[test]
     fn settings_that_break_a_promise_are_named() {
         let durable = [("appendonly", "yes"), ("appendfsync", "always"), ("maxmemory", "0")];
-        assert!(about(&durable).worries().is_empty());
+        assert!(about(&durable).warnings().is_empty());
         assert_eq!(about(&durable).rests_for(Duration::from_secs(60)), Duration::ZERO);
         let usual = about(&[("appendonly", "no"), ("appendfsync", "everysec"), ("maxmemory", "0")]);
-        assert!(usual.worries()[0].contains("appendfsync"));
+        assert!(usual.warnings()[0].contains("appendfsync"));
         assert_eq!(usual.rests_for(Duration::from_secs(60)), Duration::from_secs(50));
         let cache = about(&[("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")]);
-        assert!(cache.worries()[1].contains("allkeys-lru"));
-        assert!(about(&[]).worries()[0].contains("may not be read"));
+        assert!(cache.warnings()[1].contains("allkeys-lru"));
+        assert!(about(&[]).warnings()[0].contains("may not be read"));
     }
 }

@@ -13,10 +13,10 @@ use tokio::sync::{Notify, oneshot};
 
 use super::keys::{Leases, grant};
 use crate::clock::Moment;
-use crate::engine::{Claim, ClaimId, Grant, drift};
+use crate::engine::{Claim, ClaimId, Grant, trusted_until};
 use crate::error::Error;
 use crate::hash::FastMap;
-use crate::mutual::unpoisoned;
+use crate::sync;
 use crate::token::Token;
 
 /// Waiters further back look a little later when a lease ends: they must not all come at once.
@@ -73,7 +73,7 @@ impl Waiters {
         let id = waiter.claim.id;
         // Set before the lookup, so that a concurrent `remove` sees it.
         let _ = waiter.tracked.set(lock.to_owned());
-        let mut behind = unpoisoned(&self.behind_foreign);
+        let mut behind = sync::lock(&self.behind_foreign);
         self.find(id)?;
         let awaiting = behind.entry(lock.to_owned()).or_default();
         if awaiting.iter().any(|(other, _)| *other == id) {
@@ -86,7 +86,7 @@ impl Waiters {
 
     pub(super) fn forget_change(&self, waiter: &Waiter) {
         let Some(lock) = waiter.tracked.get() else { return };
-        let mut behind = unpoisoned(&self.behind_foreign);
+        let mut behind = sync::lock(&self.behind_foreign);
         if let Some(awaiting) = behind.get_mut(lock) {
             awaiting.retain(|(id, _)| *id != waiter.claim.id);
             if awaiting.is_empty() {
@@ -97,12 +97,12 @@ impl Waiters {
 
     /// A connection was lost, and with it what the server tracked for it.
     pub(super) fn forget_changes(&self) {
-        unpoisoned(&self.behind_foreign).clear();
+        sync::lock(&self.behind_foreign).clear();
     }
 
     /// The lock with this key has changed, if it is tracked.
     pub(super) fn changed(&self, lock: &str) {
-        let awaiting = unpoisoned(&self.behind_foreign).remove(lock).unwrap_or_default();
+        let awaiting = sync::lock(&self.behind_foreign).remove(lock).unwrap_or_default();
         for (_, tell) in awaiting {
             let _ = tell.send(());
         }
@@ -110,7 +110,7 @@ impl Waiters {
 
     /// All locks have changed.
     pub(super) fn all_changed(&self) {
-        let behind = std::mem::take(&mut *unpoisoned(&self.behind_foreign));
+        let behind = std::mem::take(&mut *sync::lock(&self.behind_foreign));
         for (_, tell) in behind.into_values().flatten() {
             let _ = tell.send(());
         }
@@ -129,7 +129,7 @@ impl Waiters {
     }
 
     fn table(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Waiter>>> {
-        unpoisoned(&self.table)
+        sync::lock(&self.table)
     }
 }
 
@@ -220,7 +220,7 @@ impl Waiter {
         if token > facts.stamp && facts.offer.is_none_or(|(known, _)| token > known) {
             let since = facts.sent_before.unwrap_or(Moment::from_nanos(0));
             let first = self.leases.first;
-            let until = (since + first).before(drift(first));
+            let until = trusted_until(since, first);
             facts.offer = Some((token, until));
         }
         drop(facts);
@@ -235,7 +235,7 @@ impl Waiter {
         if let Some((known, until)) = &mut facts.offer
             && *known == token
         {
-            let left = (sent + left).before(drift(left));
+            let left = trusted_until(sent, left);
             // Nothing was sent before this request: it was granted before, nobody knows when.
             *until = if is_first { left } else { (*until).max(left) };
         }
@@ -290,13 +290,14 @@ impl Waiter {
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
-        unpoisoned(&self.facts)
+        sync::lock(&self.facts)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::drift;
 
     const TTL: Duration = Duration::from_secs(30);
 

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant};
 use crate::error::{LossReason, Result};
-use crate::mutual::unpoisoned;
+use crate::sync;
 use crate::token::Token;
 
 /// The version of what a grant's key says.
@@ -118,7 +118,7 @@ impl Attempt {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        unpoisoned(&self.state)
+        sync::lock(&self.state)
     }
 
     /// Whether it was held, and so long ago that nothing of it is left anywhere.

@@ -223,14 +223,14 @@ impl Core {
         let timeout = self.node_timeout(attempt.claim.ttl);
         // Mostly the last answers are about to come, and say that there is nothing to give back.
         let limit = self.clock.now() + timeout / 4;
-        while let Some(Some((node, answer))) = self.clock.before(limit, errands.next()).await {
+        while let Some(Some((node, answer))) = self.clock.timeout_at(limit, errands.next()).await {
             attempt.state().answered(node, &answer);
         }
         drop(errands);
         let left = attempt.state().those(is_something);
         let each = left.into_iter().map(|node| self.take_back(attempt, node));
         let all = futures_util::future::join_all(each);
-        if self.clock.before(self.clock.now() + timeout, all).await.is_none() {
+        if self.clock.timeout_at(self.clock.now() + timeout, all).await.is_none() {
             let silent = attempt.state().those(is_something);
             silent.into_iter().for_each(|node| self.nodes.leave_out(node));
         }
@@ -453,7 +453,11 @@ impl<'a> Round<'a> {
     fn patience(&self, now: Moment) -> Moment {
         let ttl = self.attempt.claim.ttl;
         match self.wait {
-            Wait::No => now + (now.since(self.began) * 4).max(LEAST_PATIENCE).min(ttl / 6),
+            Wait::No => {
+                now + (now.saturating_duration_since(self.began) * 4)
+                    .max(LEAST_PATIENCE)
+                    .min(ttl / 6)
+            }
             wait => {
                 let at_the_door = match self.attempt.state().at(self.door) {
                     At::Granted(grant) => grant.valid_until,
@@ -486,7 +490,7 @@ impl<'a> Round<'a> {
             .collect();
         let limit = self.core.clock.now() + self.core.patience(self.attempt.claim.ttl);
         loop {
-            let next = self.core.clock.before(limit, raises.next()).await;
+            let next = self.core.clock.timeout_at(limit, raises.next()).await;
             let Some((node, raised)) = next.flatten() else { break };
             // One that was not lifted is not ours by this token, whatever it was before.
             let at = raised.map_or(At::Unknown, At::Granted);

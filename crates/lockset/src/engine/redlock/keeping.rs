@@ -11,10 +11,10 @@ use futures_util::stream::FuturesUnordered;
 use super::Core;
 use super::attempt::{At, Attempt, Fate, counts, whole};
 use super::nodes::failed;
-use crate::engine::{Amend, Break, Claim, ClaimId, Grant, Holder, Signal, Wait};
+use crate::engine::{Amend, Break, Claim, ClaimId, Event, Grant, Holder, Wait};
 use crate::error::{Error, LossReason, Result};
-use crate::mutual::unpoisoned;
 use crate::name::Name;
+use crate::sync;
 use crate::token::Token;
 
 /// The pauses between tries to give something back.
@@ -42,7 +42,7 @@ impl Core {
         let limit = self.clock.now() + self.patience(ttl);
         // A quorum is enough; whoever answers later is heard later.
         while yes.iter().any(|yes| *yes < self.nodes.quorum) {
-            let next = self.clock.before(limit, answers.next()).await;
+            let next = self.clock.timeout_at(limit, answers.next()).await;
             let Some((node, renewed)) = next.flatten() else { break };
             for (place, attempt, renewal) in renewed {
                 let counted = |grant: &Grant| counts(grant.token, tokens[place]);
@@ -246,7 +246,7 @@ impl Core {
         let (mut yes, mut no) = (0, 0);
         // The door must have its say, in its time: whoever is next asks there first.
         while yes < self.nodes.quorum || door.is_some() {
-            let answer = self.clock.before(limit, answers.next()).await;
+            let answer = self.clock.timeout_at(limit, answers.next()).await;
             let Some((node, answer)) = answer.flatten() else { break };
             door.take_if(|door| *door == node);
             yes += usize::from(answer.is_ok());
@@ -306,7 +306,7 @@ impl Core {
     /// An attempt is over while a node is still asked. Whoever waits for the answer may rest, as
     /// its runtime does, so it is looked later whether it came. One look serves for many.
     fn look_again(self: &Arc<Self>, attempt: &Arc<Attempt>) {
-        let mut late = unpoisoned(&self.late);
+        let mut late = sync::lock(&self.late);
         late.push((self.clock.now() + LATE, attempt.clone()));
         if late.len() == 1 {
             let core = self.clone();
@@ -319,7 +319,7 @@ impl Core {
             self.clock.sleep_until(self.clock.now() + LATE).await;
             let now = self.clock.now();
             let (due, is_done) = {
-                let mut late = unpoisoned(&self.late);
+                let mut late = sync::lock(&self.late);
                 let due: Vec<_> = late.extract_if(.., |(at, _)| *at <= now).collect();
                 (due, late.is_empty())
             };
@@ -434,7 +434,7 @@ impl Core {
             return (node, false);
         }
         let limit = self.clock.now() + self.patience(claim.ttl);
-        let done = self.clock.before(limit, self.nodes.all[node].engine.withdraw(claim)).await;
+        let done = self.clock.timeout_at(limit, self.nodes.all[node].engine.withdraw(claim)).await;
         (node, matches!(done, Some(Ok(()))))
     }
 
@@ -442,7 +442,7 @@ impl Core {
     async fn ids_at(&self, node: usize, claim: &Claim) -> Option<Vec<ClaimId>> {
         let limit = self.clock.now() + self.node_timeout(claim.ttl);
         let looking = self.nodes.all[node].engine.inspect(&claim.name);
-        let Some(Ok(state)) = self.clock.before(limit, looking).await else { return None };
+        let Some(Ok(state)) = self.clock.timeout_at(limit, looking).await else { return None };
         let holders = state.holders.iter().filter_map(|holder| holder.claim);
         let waiters = state.waiters.iter().map(|waiter| waiter.claim);
         let ours = |id: &ClaimId| *id != claim.id && whole(*id) == claim.id;
@@ -482,7 +482,7 @@ impl Core {
                 true => self.node_timeout(claim.ttl),
                 false => self.patience(claim.ttl),
             };
-            let next = self.clock.before(began + patience, answers.next()).await;
+            let next = self.clock.timeout_at(began + patience, answers.next()).await;
             let Some((node, answer)) = next.flatten() else { break };
             silent.retain(|other| *other != node);
             yes += usize::from(answer.is_ok());
@@ -538,7 +538,7 @@ impl Core {
                 true => self.node_timeout(claim.ttl),
                 false => self.patience(claim.ttl),
             };
-            let answer = self.clock.before(began + patience, answers.next()).await;
+            let answer = self.clock.timeout_at(began + patience, answers.next()).await;
             let Some((node, answer)) = answer.flatten() else { break };
             yes += usize::from(answer.as_ref().is_ok_and(|grant| counts(grant.token, token)));
             gone += usize::from(matches!(answer, Err(Error::Lost { .. })));
@@ -593,10 +593,10 @@ impl Core {
     }
 
     /// Hears what the nodes have to tell, and tells what follows for the whole.
-    pub(super) fn hear(self: &Arc<Self>, node: usize, signal: Signal) {
-        let (id, why) = match signal {
-            Signal::Lost(id, why) => (id, Some(why)),
-            Signal::Doubt(id) => (id, None),
+    pub(super) fn hear(self: &Arc<Self>, node: usize, event: Event) {
+        let (id, why) = match event {
+            Event::Lost(id, why) => (id, Some(why)),
+            Event::Doubt(id) => (id, None),
         };
         let attempt = self.attempt_of(whole(id)).filter(|attempt| attempt.claim.id == id);
         let Some(attempt) = attempt else { return };
@@ -604,9 +604,9 @@ impl Core {
         let told = match why {
             Some(why) => {
                 let lost = attempt.state().taken_away(node, why, quorum);
-                lost.map(|why| Signal::Lost(whole(id), why))
+                lost.map(|why| Event::Lost(whole(id), why))
             }
-            None => attempt.state().doubt(node, quorum).then(|| Signal::Doubt(whole(id))),
+            None => attempt.state().doubt(node, quorum).then(|| Event::Doubt(whole(id))),
         };
         if let Some(signal) = told {
             // Nobody listens any more after the keeper has ended.

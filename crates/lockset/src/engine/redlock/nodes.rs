@@ -13,10 +13,10 @@ use tokio::sync::watch;
 
 use super::ENGINE;
 use crate::clock::{Clock, Moment};
-use crate::engine::{Engine, Vitals, same_server};
+use crate::engine::{Engine, Health, same_server};
 use crate::error::{Error, Result};
-use crate::mutual::unpoisoned;
 use crate::report::report;
+use crate::sync;
 
 /// How often a node that was left out is asked whether it is back.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
@@ -188,7 +188,12 @@ impl Nodes {
             let asked = self.clock.now();
             match self.look_at(node).await {
                 Ok(_) if self.lacks_a_quorum() => break,
-                Ok(_) if self.clock.now().since(asked) <= QUICK.max(self.timeout) => quick += 1,
+                Ok(_)
+                    if self.clock.now().saturating_duration_since(asked)
+                        <= QUICK.max(self.timeout) =>
+                {
+                    quick += 1
+                }
                 Ok(_) => quick = 0,
                 Err(Error::Closed) => return,
                 Err(error) => {
@@ -207,17 +212,17 @@ impl Nodes {
     }
 
     /// How a node is. Fails if it does not answer, or is another node under a second address.
-    pub(super) async fn look_at(&self, node: usize) -> Result<Vitals> {
+    pub(super) async fn look_at(&self, node: usize) -> Result<Health> {
         let one = &self.all[node];
-        let told = self.clock.before(self.clock.now() + TELL, one.engine.vitals()).await;
+        let told = self.clock.timeout_at(self.clock.now() + TELL, one.engine.health()).await;
         let silent = || failed(format!("{} does not answer", one.engine.identity()), true);
         let vitals = told.ok_or_else(silent)??;
         let rests_until = vitals.counted_in.map(|left| self.clock.now() + left);
-        *unpoisoned(&one.rests_until) = rests_until;
+        *sync::lock(&one.rests_until) = rests_until;
         if rests_until.is_some() {
             return Err(failed(format!("{} is not counted yet", one.engine.identity()), true));
         }
-        let mut runs = unpoisoned(&self.runs);
+        let mut runs = sync::lock(&self.runs);
         // What it was before is past, and may be where another address leads now.
         runs[node] = None;
         if let Some(run) = &vitals.run {
@@ -244,7 +249,7 @@ impl Nodes {
             .all
             .iter()
             .filter_map(|node| {
-                let left = unpoisoned(&node.rests_until).as_ref()?.since(now);
+                let left = sync::lock(&node.rests_until).as_ref()?.saturating_duration_since(now);
                 let name = node.engine.identity();
                 let host = name.split_once("://").map_or(name.as_str(), |(_, rest)| rest);
                 let host = host.split(['/', '?']).next().unwrap_or(host);
@@ -283,7 +288,7 @@ impl Nodes {
         loop {
             while one.watchers.load(Ordering::Acquire) > 0 {
                 let limit = self.clock.now() + SILENT.max(self.timeout);
-                match self.clock.before(limit, self.look_at(node)).await {
+                match self.clock.timeout_at(limit, self.look_at(node)).await {
                     Some(Ok(_)) => {}
                     Some(Err(Error::Closed)) => return,
                     _ => self.leave_out(node),

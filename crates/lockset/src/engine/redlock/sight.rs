@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::Core;
 use super::attempt::{Attempt, Fate, whole};
-use crate::engine::watch::watch_states;
+use crate::engine::common::watch::watch_states;
 use crate::engine::{ClaimId, Engine, Holder, LockState, Scope, Waiter};
 use crate::error::Result;
 use crate::name::{Name, Prefix};
@@ -59,7 +59,7 @@ impl Core {
             let enough = found.len() >= self.nodes.quorum;
             let ttl = self.options.max_ttl;
             let limit = began + if enough { self.node_timeout(ttl) } else { self.patience(ttl) };
-            let next = self.clock.before(limit, answers.next()).await;
+            let next = self.clock.timeout_at(limit, answers.next()).await;
             let Some((node, answer)) = next.flatten() else { break };
             asked.remove(&node);
             match answer {
@@ -111,7 +111,7 @@ impl Core {
             let Fate::Held(token) = state.fate() else { return None };
             let is_it = |holder: &&Holder| holder.claim == Some(attempt.claim.id);
             let seen = states.iter().flat_map(|state| &state.holders).filter(is_it).count();
-            let left = state.valid_until(token, quorum).since(self.clock.now());
+            let left = state.valid_until(token, quorum).saturating_duration_since(self.clock.now());
             let unclear = seen < quorum && seen + unheard >= quorum && !left.is_zero();
             unclear.then(|| Holder {
                 claim: Some(whole(attempt.claim.id)),
@@ -148,7 +148,7 @@ impl Core {
         }
         let limit = self.clock.now() + self.node_timeout(self.options.max_ttl);
         let looking = self.nodes.all[node].engine.inspect(name);
-        let state = self.clock.before(limit, looking).await?.ok()?;
+        let state = self.clock.timeout_at(limit, looking).await?.ok()?;
         Some(state.holders.iter().map(|holder| (holder.claim, holder.token)).collect())
     }
 

@@ -2,7 +2,7 @@
 
 use super::layout::Place;
 use crate::engine::Mode;
-use crate::engine::queue::{Tally, clash};
+use crate::engine::common::admission::{Tally, clash};
 
 /// What a list of all who hold or wait says about one of them.
 #[derive(Debug, PartialEq, Eq)]

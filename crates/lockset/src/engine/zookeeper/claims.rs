@@ -10,8 +10,8 @@ use super::wire::{Hello, Kind, Refusal};
 use super::words::{Key, Words, token_of};
 use super::{Book, Core, ENGINE, MAIN, PATIENCE, Tag, at_most, new_session, no_fence, teller};
 use crate::clock::Moment;
-use crate::engine::queue::check_permits;
-use crate::engine::{Claim, ClaimId, Grant, Mode, Wait, drift};
+use crate::engine::common::admission::check_permits;
+use crate::engine::{Claim, ClaimId, Grant, Mode, Wait, trusted_until};
 use crate::error::{Error, Result};
 use crate::token::Token;
 
@@ -467,7 +467,7 @@ impl Core {
     ) -> Result<Option<Grant>, Trouble> {
         let Asking { claim, session, tag, .. } = asking;
         let (now, timeout) = (self.clock.now(), session.timeout());
-        let left = session.trusted_until().since(now);
+        let left = session.trusted_until().saturating_duration_since(now);
         if *tag != MAIN {
             session.rest();
         }
@@ -479,7 +479,7 @@ impl Core {
         let valid_until = match claim.fixed {
             // It is not renewed, so it lasts as long as was asked for.
             true => {
-                let asked = (self.clock.now() + claim.ttl).before(drift(claim.ttl));
+                let asked = trusted_until(self.clock.now(), claim.ttl);
                 session.trusted_until().min(asked)
             }
             false => session.lease_from(self.clock.now()),

@@ -12,7 +12,7 @@ use super::wire::{Change, Hello, Kind, Part, Refusal};
 use super::words::{Key, Words};
 use super::{Book, Core, MAIN, PATIENCE, Tag};
 use crate::clock::Moment;
-use crate::engine::{Claim, ClaimId, Grant, Mode, Signal};
+use crate::engine::{Claim, ClaimId, Event, Grant, Mode};
 use crate::error::{Error, LossReason, Result};
 use crate::name::Note;
 
@@ -438,7 +438,7 @@ impl Core {
     }
 
     /// Tells the keeper, which may have ended.
-    fn signal(&self, signal: Signal) {
+    fn signal(&self, signal: Event) {
         let _ = self.tell.send(signal);
     }
 
@@ -459,7 +459,7 @@ impl Core {
             .collect();
         for id in over {
             if book.take(id).is_some_and(|entry| entry.lease.is_some()) {
-                self.signal(Signal::Lost(id, LossReason::SessionEnded));
+                self.signal(Event::Lost(id, LossReason::SessionEnded));
             }
         }
     }
@@ -474,7 +474,7 @@ impl Core {
             if book.entries.get(&id).is_some_and(outlasts)
                 && let Some(entry) = book.take(id)
             {
-                self.signal(Signal::Lost(id, LossReason::SessionEnded));
+                self.signal(Event::Lost(id, LossReason::SessionEnded));
                 self.erase_entry(id, entry);
             }
         }
@@ -496,7 +496,7 @@ impl Core {
             }
             book.take(id);
             if held {
-                self.signal(Signal::Lost(id, LossReason::Broken));
+                self.signal(Event::Lost(id, LossReason::Broken));
             }
             return;
         }
@@ -507,7 +507,7 @@ impl Core {
             let said = session.data(&path, true).data().await;
             match said {
                 Ok((data, _)) if Words::read(&data).is_some_and(|words| words.revoked) => {
-                    core.signal(Signal::Lost(id, LossReason::Revoked));
+                    core.signal(Event::Lost(id, LossReason::Revoked));
                 }
                 Ok(_) => {}
                 Err(_) => {
@@ -553,7 +553,7 @@ pub(super) async fn heed_all(
             }
             Happening::Cut => {
                 let doubted = core.held_in(tag);
-                doubted.into_iter().for_each(|id| core.signal(Signal::Doubt(id)));
+                doubted.into_iter().for_each(|id| core.signal(Event::Doubt(id)));
             }
             Happening::Shortened => core.shortened(tag),
             Happening::Expired(epoch) => core.ended(tag, epoch),

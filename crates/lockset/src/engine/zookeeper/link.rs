@@ -155,7 +155,10 @@ async fn serve(session: &Shared, mut stream: Box<dyn Stream>) -> std::io::Error 
             return std::io::Error::other("the connection is made anew");
         }
         let now = session.clock.now();
-        if session.waits_since().is_some_and(|since| now.since(since) > patience) {
+        if session
+            .waits_since()
+            .is_some_and(|since| now.saturating_duration_since(since) > patience)
+        {
             return silent(patience);
         }
         if now >= beat_at && !session.rests() {

@@ -19,11 +19,11 @@ use super::wire::{Refusal, Stat};
 use super::words::Words;
 use super::{Core, PATIENCE};
 use crate::clock::Moment;
-use crate::engine::watch::{Recheck, hints_of, watch_states_with};
+use crate::engine::common::watch::{Recheck, hints_of, watch_states_with};
 use crate::engine::{Break, Cell, ClaimId, Holder, LockState, Scope, Waiter};
 use crate::error::{Error, Result};
-use crate::mutual::unpoisoned;
 use crate::name::{Name, Note, Prefix};
+use crate::sync;
 
 /// The pause before something is looked at again that could not be.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -114,7 +114,7 @@ impl Core {
         // Nobody but the leader knows when a session ends; for our own locks we know it better.
         let lease = claim.and_then(|id| self.book().entries.get(&id)?.lease);
         let left = match lease {
-            Some(lease) => lease.since(self.clock.now()),
+            Some(lease) => lease.saturating_duration_since(self.clock.now()),
             None => words.map_or(self.timeout, Words::ttl),
         };
         Holder {
@@ -239,7 +239,7 @@ struct Observer {
 impl Observers {
     /// Something at `path` changed.
     pub(super) fn changed(&self, core: &Core, path: &str) {
-        let mut all = unpoisoned(&self.all);
+        let mut all = sync::lock(&self.all);
         if all.is_empty() {
             return;
         }
@@ -253,7 +253,7 @@ impl Observers {
 
     /// An observer has seen this: a name that nobody uses need not be looked at again after a gap.
     fn seen(&self, tell: &mpsc::UnboundedSender<Name>, state: &LockState) {
-        let mut all = unpoisoned(&self.all);
+        let mut all = sync::lock(&self.all);
         let mut all = all.iter_mut().filter(|observer| matches!(observer.scope, Scope::Prefix(_)));
         if let Some(observer) = all.find(|observer| observer.tell.same_channel(tell)) {
             match state.is_used() {
@@ -265,7 +265,7 @@ impl Observers {
 
     /// There is a new connection, so the watch has to be set again, and everything looked at.
     pub(super) fn reconnected(&self, core: &Arc<Core>) {
-        let all = unpoisoned(&self.all);
+        let all = sync::lock(&self.all);
         if all.is_empty() {
             return;
         }
@@ -277,7 +277,7 @@ impl Observers {
                 return;
             }
             let names = core.names(&Prefix::default()).await.unwrap_or_default();
-            for observer in unpoisoned(&core.observers.all).iter_mut() {
+            for observer in sync::lock(&core.observers.all).iter_mut() {
                 let covered = names.iter().filter(|name| observer.scope.covers(name)).cloned();
                 observer.known.extend(covered);
                 for name in &observer.known {
@@ -289,7 +289,7 @@ impl Observers {
 
     /// Ends all watches.
     pub(super) fn close(&self) {
-        unpoisoned(&self.all).clear();
+        sync::lock(&self.all).clear();
     }
 }
 
@@ -301,7 +301,7 @@ struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut all = unpoisoned(&self.core.observers.all);
+        let mut all = sync::lock(&self.core.observers.all);
         let before = all.len();
         all.retain(|observer| !observer.tell.same_channel(&self.tell));
         if all.is_empty() && before > 0 {
@@ -326,7 +326,7 @@ async fn begin(core: Arc<Core>, scope: Scope) -> Result<BoxStream<'static, Resul
     let by_looking = loop {
         core.main.ready(Moment::NEVER).await?;
         let added = {
-            let mut all = unpoisoned(&core.observers.all);
+            let mut all = sync::lock(&core.observers.all);
             if !all.iter().any(|observer| observer.tell.same_channel(&tell)) {
                 let known = match &scope {
                     Scope::Name(name) => BTreeSet::from([name.clone()]),

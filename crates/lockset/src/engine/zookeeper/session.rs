@@ -20,7 +20,7 @@ use super::wire::{
 use super::{ENGINE, link};
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
-use crate::mutual::unpoisoned;
+use crate::sync;
 
 /// The longest a server may take to answer, whatever the session's timeout.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(5);
@@ -446,7 +446,7 @@ impl fmt::Debug for Session {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        unpoisoned(&self.state)
+        sync::lock(&self.state)
     }
 
     pub(super) fn tell(&self, happening: Happening) {

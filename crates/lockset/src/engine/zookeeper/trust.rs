@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::engine::drift;
+use crate::engine::{drift, trusted_until};
 
 /// What is known about the leader's patience with one session.
 #[derive(Debug)]
@@ -39,21 +39,25 @@ impl Trust {
     /// The leader took the session over by a handshake sent at `sent`.
     pub(super) fn greeted(&mut self, sent: Moment) {
         self.heard.push_back(sent);
-        self.until = self.until.max((sent + self.timeout).before(drift(self.timeout)));
+        self.until = self.until.max(trusted_until(sent, self.timeout));
     }
 
     /// The leader answered a request sent at `sent`.
     pub(super) fn answered(&mut self, sent: Moment) {
-        let reported = sent.before(self.timeout / 4);
+        let reported = sent.saturating_sub(self.timeout / 4);
         while self.heard.len() > 1 && self.heard[1] <= reported {
             self.heard.pop_front();
         }
         if let Some(first) = self.heard.front().filter(|first| **first <= reported) {
             let end = (*first + self.timeout).min(sent + self.timeout * 2 / 3);
-            self.until = self.until.max(end.before(drift(self.timeout)));
+            self.until = self.until.max(end.saturating_sub(drift(self.timeout)));
         }
         // Many are answered in a moment; a few of them are enough.
-        if self.heard.back().is_none_or(|last| sent.since(*last) > self.timeout / 32) {
+        if self
+            .heard
+            .back()
+            .is_none_or(|last| sent.saturating_duration_since(*last) > self.timeout / 32)
+        {
             self.heard.push_back(sent);
         }
     }
@@ -74,7 +78,7 @@ mod tests {
     }
 
     fn end(seconds: u64) -> Moment {
-        at(seconds).before(drift(T))
+        at(seconds).saturating_sub(drift(T))
     }
 
     #[test]

@@ -32,7 +32,8 @@ pub(crate) fn hand_off_and_cancel(server: &Server, pace: Pace, table: &mut Table
     runtime.block_on(async {
         let options = RedisOptions { url: server.url(), ..RedisOptions::default() };
         let engine: Arc<dyn Engine> = Arc::new(Redis::connect(options).await.unwrap());
-        let mut crowds = [Crowd::gather(&engine, FEW).await, Crowd::gather(&engine, MANY).await];
+        let mut crowds =
+            [Contenders::gather(&engine, FEW).await, Contenders::gather(&engine, MANY).await];
         for round in 0..pace.rounds(ROUNDS) {
             for place in rotated(crowds.len(), round) {
                 crowds[place].round(server).await;
@@ -61,7 +62,7 @@ async fn at_rest(server: &Server, pace: Pace) -> f64 {
 }
 
 /// Many who wait for one name.
-struct Crowd {
+struct Contenders {
     engine: Arc<dyn Engine>,
     claim: Claim,
     size: usize,
@@ -74,11 +75,11 @@ struct Crowd {
     cancel: Vec<f64>,
 }
 
-impl Crowd {
+impl Contenders {
     async fn gather(engine: &Arc<dyn Engine>, size: usize) -> Self {
         let claim = Claim {
             id: ClaimId::random(),
-            name: format!("crowd/{size}").parse().unwrap(),
+            name: format!("contenders/{size}").parse().unwrap(),
             mode: Mode::Exclusive,
             ttl: Duration::from_secs(30),
             fixed: false,
@@ -89,7 +90,7 @@ impl Crowd {
         };
         let grant = engine.acquire(&claim, Wait::No).await.unwrap().unwrap();
         let (grants, granted) = mpsc::unbounded_channel();
-        let mut crowd = Self {
+        let mut contenders = Self {
             engine: engine.clone(),
             holder: (claim.clone(), grant),
             claim,
@@ -100,8 +101,8 @@ impl Crowd {
             hand_off: Vec::new(),
             cancel: Vec::new(),
         };
-        crowd.fill().await;
-        crowd
+        contenders.fill().await;
+        contenders
     }
 
     async fn round(&mut self, server: &Server) {

@@ -26,7 +26,7 @@ local nobody_waits = redis.call('EXISTS', unpack(KEYS, all + taken + 1)) == 0
 -- As in `take.lua`; the value begins with the id.
 local function nobody_waits_for(queue, value)
   local line = redis.pcall('ZRANGE', queue, 0, 1)
-  -- Of the wrong type: one that is asked for alone, not a crowd refused.
+  -- Of the wrong type: one that is asked for alone, not a batch refused.
   if line.err then return false end
   return #line == 0 or (#line == 1 and line[1] == '!' and redis.call('EXISTS',
     string.sub(queue, 1, -6) .. 'mark:' .. string.match(value, '^%x+')) == 0)

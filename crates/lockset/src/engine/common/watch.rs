@@ -13,8 +13,8 @@ use futures_util::stream::Fuse;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 
-use super::{LockState, Signal};
 use crate::clock::{Clock, Moment};
+use crate::engine::{Event, LockState};
 use crate::error::Result;
 use crate::name::Name;
 
@@ -135,9 +135,9 @@ where
         loop {
             let Some(name) = self.due.pop_front() else {
                 match self.event().await {
-                    Event::Closed => return None,
-                    Event::Told(hint) => self.on_hint(hint),
-                    Event::Recheck => {
+                    Wakeup::Closed => return None,
+                    Wakeup::Told(hint) => self.on_hint(hint),
+                    Wakeup::Recheck => {
                         if let Err(error) = self.look_at_all().await {
                             return Some(Err(error));
                         }
@@ -198,7 +198,7 @@ where
         known.is_none() || known != self.reported.get(name).copied()
     }
 
-    async fn event(&mut self) -> Event {
+    async fn event(&mut self) -> Wakeup {
         let lease = self.leases.iter().min_by_key(|(_, ends)| **ends);
         let (name, ends) = match lease {
             Some((name, ends)) => (Some(name.clone()), *ends),
@@ -210,11 +210,11 @@ where
             Some(recheck) => (self.rechecked + (recheck.every)()).max(self.not_before),
         };
         tokio::select! {
-            hint = self.hints.next() => hint.map_or(Event::Closed, Event::Told),
+            hint = self.hints.next() => hint.map_or(Wakeup::Closed, Wakeup::Told),
             () = self.clock.sleep_until(ends) => {
-                name.map_or(Event::Closed, |name| Event::Told(Hint::Changed(name)))
+                name.map_or(Wakeup::Closed, |name| Wakeup::Told(Hint::Changed(name)))
             }
-            () = self.clock.sleep_until(recheck_at) => Event::Recheck,
+            () = self.clock.sleep_until(recheck_at) => Wakeup::Recheck,
         }
     }
 
@@ -225,7 +225,8 @@ where
         let started = self.clock.now();
         let found = (recheck.states)().await;
         self.rechecked = self.clock.now();
-        self.not_before = self.rechecked + self.rechecked.since(started) * RECHECK_SHARE;
+        self.not_before =
+            self.rechecked + self.rechecked.saturating_duration_since(started) * RECHECK_SHARE;
         let states = match found {
             Ok(Some(states)) => states,
             // The next one will tell.
@@ -249,7 +250,7 @@ where
     }
 }
 
-enum Event {
+enum Wakeup {
     Told(Hint),
     Recheck,
     /// The engine was closed.
@@ -273,10 +274,10 @@ fn lasting(state: &LockState) -> u64 {
 
 /// What an engine tells its keeper, which asks for it once.
 pub(crate) fn told_once(
-    signals: Option<mpsc::UnboundedReceiver<Signal>>,
-) -> BoxStream<'static, Signal> {
-    match signals {
-        Some(signals) => receiver_stream(signals).boxed(),
+    events: Option<mpsc::UnboundedReceiver<Event>>,
+) -> BoxStream<'static, Event> {
+    match events {
+        Some(events) => receiver_stream(events).boxed(),
         None => futures_util::stream::empty().boxed(),
     }
 }

@@ -3,27 +3,27 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use super::ClaimId;
 use crate::clock::Moment;
+use crate::engine::ClaimId;
 
 /// How long a withdrawn claim is remembered.
-const MARK_LIFE: Duration = Duration::from_secs(60);
+const TOMBSTONE_LIFE: Duration = Duration::from_secs(60);
 
 /// The claims withdrawn lately, oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct Withdrawn {
+pub(crate) struct Tombstones {
     ids: HashSet<ClaimId>,
     ends: VecDeque<(Moment, ClaimId)>,
 }
 
-impl Withdrawn {
+impl Tombstones {
     pub(crate) fn insert(&mut self, id: ClaimId, now: Moment) {
         while let Some((_, old)) = self.ends.front().copied().filter(|(end, _)| *end <= now) {
             self.ids.remove(&old);
             self.ends.pop_front();
         }
         if self.ids.insert(id) {
-            self.ends.push_back((now + MARK_LIFE, id));
+            self.ends.push_back((now + TOMBSTONE_LIFE, id));
         }
     }
 
@@ -38,13 +38,13 @@ mod tests {
 
     #[test]
     fn a_withdrawal_is_remembered_for_a_while() {
-        let mut withdrawn = Withdrawn::default();
+        let mut withdrawn = Tombstones::default();
         let (first, second) = (ClaimId::random(), ClaimId::random());
         let now = Moment::from_nanos(0);
         withdrawn.insert(first, now);
-        withdrawn.insert(second, now + MARK_LIFE / 2);
+        withdrawn.insert(second, now + TOMBSTONE_LIFE / 2);
         assert!(withdrawn.contains(first) && withdrawn.contains(second));
-        withdrawn.insert(second, now + MARK_LIFE);
+        withdrawn.insert(second, now + TOMBSTONE_LIFE);
         assert!(!withdrawn.contains(first) && withdrawn.contains(second));
     }
 }

@@ -18,14 +18,14 @@ const HOLD: Duration = Duration::from_millis(5);
 
 /// Contenders who take, hold and give back until they are told to part.
 #[derive(Debug)]
-pub struct Crowd {
+pub struct Contenders {
     /// How often each was.
     served: Arc<[AtomicU64]>,
     over: Arc<AtomicBool>,
     contenders: Vec<JoinHandle<Vec<Belief>>>,
 }
 
-impl Crowd {
+impl Contenders {
     /// For every client so many contenders, who take the names in turn.
     pub fn gather(clients: &[Lockset], each: usize, names: &[&str]) -> Self {
         let count = clients.len() * each;

@@ -1,4 +1,4 @@
-//! Transactions that travel together: see `crate::engine::crowd`.
+//! Transactions that travel together: see `crate::engine::common::batch`.
 //!
 //! A crowd costs the servers one round of agreement. Never two that meet, because they are of one
 //! name or, with raw names, one name lies within the other: what they create would have the same
@@ -12,7 +12,7 @@ use super::keys::Layout;
 use super::link::{Failed, Link, PATIENCE, What};
 use super::rpc::{TxnRequest, TxnResponse};
 use super::txn::{always, nested, parts};
-use crate::engine::crowd::{Carrier, Crowd, Entered};
+use crate::engine::common::batch::{Batcher, Entered, Transport};
 use crate::name::Name;
 
 /// At most so many travel together; a server takes 128 operations, those of the parts included.
@@ -20,16 +20,16 @@ const MOST: usize = 96;
 
 /// What carries the transactions that give and take.
 #[derive(Debug)]
-pub(super) struct Coach {
+pub(super) struct TxnBatcher {
     link: Arc<Link>,
     runtime: Handle,
     layout: Layout,
-    crowd: Crowd<Self>,
+    batch: Batcher<Self>,
 }
 
-impl Coach {
+impl TxnBatcher {
     pub(super) fn new(link: Arc<Link>, runtime: Handle, layout: Layout) -> Arc<Self> {
-        Arc::new(Self { link, runtime, layout, crowd: Crowd::default() })
+        Arc::new(Self { link, runtime, layout, batch: Batcher::default() })
     }
 
     /// Sends a transaction about a name once, alone or with others.
@@ -39,7 +39,7 @@ impl Coach {
         txn: TxnRequest,
     ) -> Result<TxnResponse, Failed> {
         let passenger = (name.clone(), txn);
-        let behind = match Crowd::enter(self, &passenger) {
+        let behind = match Batcher::enter(self, &passenger) {
             Entered::Alone(turn) => {
                 let acted = self.link.txn_once(passenger.1, PATIENCE).await;
                 return acted.inspect_err(|failed| turn.heed(failed));
@@ -60,13 +60,13 @@ impl Coach {
     }
 }
 
-impl Carrier for Coach {
+impl Transport for TxnBatcher {
     type Request = (Name, TxnRequest);
     type Answer = TxnResponse;
     type Failed = Failed;
 
-    fn crowd(&self) -> &Crowd<Self> {
-        &self.crowd
+    fn batch(&self) -> &Batcher<Self> {
+        &self.batch
     }
 
     fn runtime(&self) -> &Handle {

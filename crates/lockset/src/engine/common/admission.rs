@@ -1,6 +1,6 @@
 //! Pure decisions about who is admitted, shared by the engines that decide for themselves.
 
-use super::{Claim, Mode};
+use crate::engine::{Claim, Mode};
 use crate::error::{Error, Result};
 
 /// What the claims before another one in the queue add up to, holders and waiters alike.

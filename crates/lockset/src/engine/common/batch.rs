@@ -11,19 +11,19 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::mutual::unpoisoned;
+use crate::sync;
 
 /// One that went alone is not waited for longer than this: the future that sent it may rest, while
 /// its caller is busy with something else.
 const LONG: Duration = Duration::from_millis(50);
 
 /// What carries requests, one or many at a time.
-pub(super) trait Carrier: Send + Sync + Sized + 'static {
+pub(crate) trait Transport: Send + Sync + Sized + 'static {
     type Request: Clone + Send + Sync;
     type Answer: Send;
     type Failed: Send;
 
-    fn crowd(&self) -> &Crowd<Self>;
+    fn batch(&self) -> &Batcher<Self>;
 
     /// Where the crowd is led.
     fn runtime(&self) -> &Handle;
@@ -45,16 +45,16 @@ pub(super) trait Carrier: Send + Sync + Sized + 'static {
     fn silence(failed: &Self::Failed) -> Option<Self::Failed>;
 }
 
-type Acted<C> = Result<<C as Carrier>::Answer, <C as Carrier>::Failed>;
+type Acted<C> = Result<<C as Transport>::Answer, <C as Transport>::Failed>;
 type Tell<C> = oneshot::Sender<Acted<C>>;
-type Waiting<C> = (<C as Carrier>::Request, Tell<C>);
+type Waiting<C> = (<C as Transport>::Request, Tell<C>);
 
 /// Those who wait for what is under way.
-pub(super) struct Crowd<C: Carrier> {
+pub(crate) struct Batcher<C: Transport> {
     line: Mutex<Line<C>>,
 }
 
-struct Line<C: Carrier> {
+struct Line<C: Transport> {
     under_way: UnderWay,
     turns: u64,
     /// Whoever is told something may call back, so nobody is told anything while it is locked, nor
@@ -75,37 +75,37 @@ impl UnderWay {
     }
 }
 
-impl<C: Carrier> Default for Crowd<C> {
+impl<C: Transport> Default for Batcher<C> {
     fn default() -> Self {
         let line = Line { under_way: UnderWay::Nothing, turns: 0, waiting: Vec::new() };
         Self { line: Mutex::new(line) }
     }
 }
 
-impl<C: Carrier> std::fmt::Debug for Crowd<C> {
+impl<C: Transport> std::fmt::Debug for Batcher<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Crowd").finish_non_exhaustive()
+        f.debug_struct("Batcher").finish_non_exhaustive()
     }
 }
 
 /// How a request is to go.
-pub(super) enum Entered<'c, C: Carrier> {
+pub(crate) enum Entered<'c, C: Transport> {
     /// Alone, now.
     Alone(Turn<'c, C>),
     /// With others, soon.
     Behind(Behind<'c, C>),
 }
 
-impl<C: Carrier> Crowd<C> {
-    pub(super) fn enter<'c>(carrier: &'c Arc<C>, request: &C::Request) -> Entered<'c, C> {
+impl<C: Transport> Batcher<C> {
+    pub(crate) fn enter<'c>(transport: &'c Arc<C>, request: &C::Request) -> Entered<'c, C> {
         let now = Instant::now();
-        let mut line = carrier.crowd().line();
+        let mut line = transport.batch().line();
         let alone = match line.under_way {
             UnderWay::Nothing => {
                 line.turns += 1;
                 let number = line.turns;
                 line.under_way = UnderWay::Alone(number, now);
-                return Entered::Alone(Turn { carrier, number });
+                return Entered::Alone(Turn { transport, number });
             }
             UnderWay::Alone(number, since) => Some((number, since + LONG)),
             UnderWay::Together => None,
@@ -116,12 +116,12 @@ impl<C: Carrier> Crowd<C> {
         let alone = match alone {
             // Those before were less patient than that.
             Some((number, until)) if until <= now => {
-                lead_instead_of(carrier, number);
+                lead_instead_of(transport, number);
                 None
             }
             alone => alone,
         };
-        Entered::Behind(Behind { carrier, alone, answer })
+        Entered::Behind(Behind { transport, alone, answer })
     }
 
     /// Tells those in line that nobody answers, if that is how what is under way failed.
@@ -140,27 +140,27 @@ impl<C: Carrier> Crowd<C> {
     }
 
     fn line(&self) -> MutexGuard<'_, Line<C>> {
-        unpoisoned(&self.line)
+        sync::lock(&self.line)
     }
 }
 
 /// Those who leave the line.
-struct Leaving<C: Carrier> {
+struct Leaving<C: Transport> {
     requests: Vec<C::Request>,
     tells: Vec<Tell<C>>,
     /// Those who gave up. They may have left a mark by now, so nothing is sent for them.
     gone: Vec<Waiting<C>>,
 }
 
-impl<C: Carrier> Line<C> {
+impl<C: Transport> Line<C> {
     /// Those who can leave together now; the others keep their order.
-    fn leave(&mut self, carrier: &C) -> Leaving<C> {
+    fn leave(&mut self, transport: &C) -> Leaving<C> {
         let mut leaving = Leaving { requests: Vec::new(), tells: Vec::new(), gone: Vec::new() };
         let mut staying = Vec::new();
         for (request, tell) in self.waiting.drain(..) {
             if tell.is_closed() {
                 leaving.gone.push((request, tell));
-            } else if carrier.goes_with(&leaving.requests, &request) {
+            } else if transport.goes_with(&leaving.requests, &request) {
                 leaving.requests.push(request);
                 leaving.tells.push(tell);
             } else {
@@ -173,48 +173,48 @@ impl<C: Carrier> Line<C> {
 }
 
 /// One who goes alone. Those who came meanwhile leave when it is back, or was given up.
-pub(super) struct Turn<'c, C: Carrier> {
-    carrier: &'c Arc<C>,
+pub(crate) struct Turn<'c, C: Transport> {
+    transport: &'c Arc<C>,
     number: u64,
 }
 
-impl<C: Carrier> Turn<'_, C> {
+impl<C: Transport> Turn<'_, C> {
     /// Tells those in line that nobody answers, if that is how it failed.
     #[cfg(any(feature = "etcd", test))]
-    pub(super) fn heed(&self, failed: &C::Failed) {
-        self.carrier.crowd().heed(failed, |under_way| under_way.is_turn(self.number));
+    pub(crate) fn heed(&self, failed: &C::Failed) {
+        self.transport.batch().heed(failed, |under_way| under_way.is_turn(self.number));
     }
 }
 
-impl<C: Carrier> Drop for Turn<'_, C> {
+impl<C: Transport> Drop for Turn<'_, C> {
     fn drop(&mut self) {
-        let mut line = self.carrier.crowd().line();
+        let mut line = self.transport.batch().line();
         if line.waiting.is_empty() && line.under_way.is_turn(self.number) {
             line.under_way = UnderWay::Nothing;
             return;
         }
         drop(line);
-        lead_instead_of(self.carrier, self.number);
+        lead_instead_of(self.transport, self.number);
     }
 }
 
 /// One who waits for what is under way.
-pub(super) struct Behind<'c, C: Carrier> {
-    carrier: &'c Arc<C>,
+pub(crate) struct Behind<'c, C: Transport> {
+    transport: &'c Arc<C>,
     /// The turn it waits for, of one who went alone, and until when.
     alone: Option<(u64, Instant)>,
     answer: oneshot::Receiver<Acted<C>>,
 }
 
-impl<C: Carrier> Behind<'_, C> {
+impl<C: Transport> Behind<'_, C> {
     /// What it was answered; nothing if its carrier ended.
-    pub(super) async fn answer(mut self) -> Option<Acted<C>> {
+    pub(crate) async fn answer(mut self) -> Option<Acted<C>> {
         if let Some((number, until)) = self.alone {
             // Boxed, for it is large, and not needed by those who wait for a crowd.
             if let Ok(answer) = Box::pin(tokio::time::timeout_at(until, &mut self.answer)).await {
                 return answer.ok();
             }
-            lead_instead_of(self.carrier, number);
+            lead_instead_of(self.transport, number);
         }
         self.answer.await.ok()
     }
@@ -222,26 +222,26 @@ impl<C: Carrier> Behind<'_, C> {
 
 /// Lets those who wait go, unless the one with this number, who went alone, is not the one under
 /// way any more.
-fn lead_instead_of<C: Carrier>(carrier: &Arc<C>, number: u64) {
-    let mut line = carrier.crowd().line();
+fn lead_instead_of<C: Transport>(transport: &Arc<C>, number: u64) {
+    let mut line = transport.batch().line();
     if !line.under_way.is_turn(number) {
         return;
     }
     line.under_way = UnderWay::Together;
     drop(line);
-    carrier.runtime().spawn(lead(Leading { carrier: carrier.clone(), is_done: false }));
+    transport.runtime().spawn(lead(Leading { transport: transport.clone(), is_done: false }));
 }
 
 /// The one who leads the crowd. If it ends early, because its runtime does, nobody waits in vain.
-struct Leading<C: Carrier> {
-    carrier: Arc<C>,
+struct Leading<C: Transport> {
+    transport: Arc<C>,
     is_done: bool,
 }
 
-impl<C: Carrier> Drop for Leading<C> {
+impl<C: Transport> Drop for Leading<C> {
     fn drop(&mut self) {
         if !self.is_done {
-            let mut line = self.carrier.crowd().line();
+            let mut line = self.transport.batch().line();
             line.under_way = UnderWay::Nothing;
             let waiting = std::mem::take(&mut line.waiting);
             drop(line);
@@ -251,28 +251,30 @@ impl<C: Carrier> Drop for Leading<C> {
 }
 
 /// Sends all who wait, together, until nobody does.
-async fn lead<C: Carrier>(mut leading: Leading<C>) {
-    let carrier = leading.carrier.clone();
+async fn lead<C: Transport>(mut leading: Leading<C>) {
+    let transport = leading.transport.clone();
     loop {
         let Leaving { requests, tells, gone } = {
-            let mut line = carrier.crowd().line();
+            let mut line = transport.batch().line();
             if line.waiting.is_empty() {
                 line.under_way = UnderWay::Nothing;
                 leading.is_done = true;
                 return;
             }
-            line.leave(&*carrier)
+            line.leave(&*transport)
         };
         drop(gone);
         if requests.is_empty() {
             continue;
         }
-        match carrier.send(requests).await {
+        match transport.send(requests).await {
             Ok(answers) => tells.into_iter().zip(answers).for_each(|(tell, answer)| {
                 let _ = tell.send(Ok(answer));
             }),
             Err(failed) => {
-                carrier.crowd().heed(&failed, |under_way| matches!(under_way, UnderWay::Together));
+                transport
+                    .batch()
+                    .heed(&failed, |under_way| matches!(under_way, UnderWay::Together));
                 tells.into_iter().for_each(|tell| {
                     let _ = tell.send(Err(C::again(&failed)));
                 });
@@ -289,7 +291,7 @@ mod tests {
 
     /// Carries numbers of one kind together, odd or even; writes down who left with whom.
     struct Ferry {
-        crowd: Crowd<Self>,
+        batch: Batcher<Self>,
         runtime: Handle,
         left: Mutex<Vec<Vec<u32>>>,
         is_silent: fn(&[u32]) -> bool,
@@ -297,12 +299,12 @@ mod tests {
 
     impl Ferry {
         fn new(is_silent: fn(&[u32]) -> bool) -> Arc<Self> {
-            let (crowd, runtime) = (Crowd::default(), Handle::current());
-            Arc::new(Self { crowd, runtime, left: Mutex::default(), is_silent })
+            let (batch, runtime) = (Batcher::default(), Handle::current());
+            Arc::new(Self { batch, runtime, left: Mutex::default(), is_silent })
         }
 
         async fn cross(self: &Arc<Self>, number: u32) -> Option<Acted<Self>> {
-            match Crowd::enter(self, &number) {
+            match Batcher::enter(self, &number) {
                 Entered::Alone(turn) => {
                     let sent = self.send(vec![number]).await;
                     Some(sent.inspect_err(|failed| turn.heed(failed)).map(|mut it| it.remove(0)))
@@ -312,17 +314,17 @@ mod tests {
         }
 
         fn left(&self) -> Vec<Vec<u32>> {
-            unpoisoned(&self.left).clone()
+            sync::lock(&self.left).clone()
         }
     }
 
-    impl Carrier for Ferry {
+    impl Transport for Ferry {
         type Request = u32;
         type Answer = u32;
         type Failed = &'static str;
 
-        fn crowd(&self) -> &Crowd<Self> {
-            &self.crowd
+        fn batch(&self) -> &Batcher<Self> {
+            &self.batch
         }
 
         fn runtime(&self) -> &Handle {
@@ -334,7 +336,7 @@ mod tests {
         }
 
         async fn send(&self, requests: Vec<u32>) -> Result<Vec<u32>, &'static str> {
-            unpoisoned(&self.left).push(requests.clone());
+            sync::lock(&self.left).push(requests.clone());
             tokio::time::sleep(Duration::from_millis(10)).await;
             if (self.is_silent)(&requests) { Err("silent") } else { Ok(requests) }
         }

@@ -1,4 +1,4 @@
-//! Requests that travel together, in one script: see `crate::engine::crowd`.
+//! Requests that travel together, in one script: see `crate::engine::common::batch`.
 //!
 //! Together they get the usual case only; one whose lock is not as expected then goes alone.
 
@@ -13,7 +13,7 @@ use super::link::{Answer, Unanswered, Up, failed};
 use super::scripts::Script;
 use super::waiting::Waiter;
 use super::{BATCH, PATIENCE};
-use crate::engine::crowd::{Carrier, Crowd, Entered};
+use crate::engine::common::batch::{Batcher, Entered, Transport};
 use crate::engine::{Claim, ClaimId, Mode};
 use crate::name::Note;
 use crate::token::Token;
@@ -81,7 +81,7 @@ impl Up {
         if !self.in_crowds || is_counted || !request.is_usual() {
             return Box::pin(self.act_alone(request, patience)).await;
         }
-        let behind = match Crowd::enter(self, request) {
+        let behind = match Batcher::enter(self, request) {
             Entered::Alone(_turn) => return Box::pin(self.act_alone(request, patience)).await,
             Entered::Behind(behind) => behind,
         };
@@ -181,9 +181,9 @@ impl Up {
         text
     }
 
-    /// The command, as `crowd.lua` reads it.
+    /// The command, as `batch.lua` reads it.
     fn written_together(&self, requests: &[Arc<Request>]) -> Cmd {
-        let script = &self.scripts.crowd;
+        let script = &self.scripts.batch;
         let gives = || both_first(requests).filter_map(|one| Some((one, one.give.as_ref()?)));
         let takes = || both_first(requests).filter_map(|one| Some((one, one.take.as_ref()?)));
         let (given, taken) = (gives().count(), takes().count());
@@ -222,13 +222,13 @@ impl Up {
     }
 }
 
-impl Carrier for Up {
+impl Transport for Up {
     type Request = Arc<Request>;
     type Answer = Both;
     type Failed = Unanswered;
 
-    fn crowd(&self) -> &Crowd<Self> {
-        &self.crowd
+    fn batch(&self) -> &Batcher<Self> {
+        &self.batch
     }
 
     fn runtime(&self) -> &Handle {
@@ -246,7 +246,7 @@ impl Carrier for Up {
     async fn send(&self, requests: Vec<Arc<Request>>) -> Result<Vec<Both>, Unanswered> {
         let command = self.written_together(&requests);
         let mut connection = self.connection.clone();
-        let running = self.scripts.crowd.run(&command, &mut connection);
+        let running = self.scripts.batch.run(&command, &mut connection);
         match self.answer(PATIENCE, running).await {
             // Perhaps for the sake of one of them, such as a name that the user may not touch: each
             // goes alone, as if it were not the usual case.
@@ -270,7 +270,7 @@ impl Carrier for Up {
     }
 }
 
-/// The order in which `crowd.lua` reads requests and answers them.
+/// The order in which `batch.lua` reads requests and answers them.
 fn both_first(requests: &[Arc<Request>]) -> impl Iterator<Item = &Arc<Request>> {
     let both = requests.iter().filter(|request| request.is_both());
     both.chain(requests.iter().filter(|request| !request.is_both()))
@@ -300,7 +300,7 @@ mod tests {
     use super::super::waiting::Waiters;
     use super::*;
 
-    /// As `crowd.lua` answers: the locks given back, those of requests for both first, then those
+    /// As `batch.lua` answers: the locks given back, those of requests for both first, then those
     /// taken, likewise. Here each by the letter of its request, small if it is given back.
     #[test]
     fn every_request_gets_its_own_answers_whatever_came_before_it() {

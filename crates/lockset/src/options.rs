@@ -16,15 +16,15 @@ use crate::name::Note;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> lockset::Result<()> {
 /// use std::time::Duration;
-/// use lockset::{Lockset, Terms};
+/// use lockset::{Lockset, LockOptions};
 ///
 /// let locks = Lockset::connect("memory:").await?;
-/// let terms = Terms::default().ttl(Duration::from_secs(10)).note("nightly backup");
+/// let terms = LockOptions::default().ttl(Duration::from_secs(10)).note("nightly backup");
 /// let guard = locks.mutex("backup")?.with(terms)?.lock().await?;
 /// # guard.release().await }
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Terms {
+pub struct LockOptions {
     ttl: Option<Duration>,
     fixed: bool,
     max_hold: Option<Duration>,
@@ -33,7 +33,7 @@ pub struct Terms {
     replicas: Option<Replicas>,
 }
 
-impl Terms {
+impl LockOptions {
     /// How long the lock outlives a holder that vanished. It is renewed every third of it.
     ///
     /// Where all locks of a client share one session (see
@@ -46,7 +46,7 @@ impl Terms {
     }
 
     /// The lease is not renewed: the lock ends one ttl after it was granted.
-    pub fn fixed(mut self) -> Self {
+    pub fn no_renewal(mut self) -> Self {
         self.fixed = true;
         self
     }
@@ -80,7 +80,7 @@ impl Terms {
     }
 
     /// The terms in full, checked against what the engine can keep.
-    pub(crate) fn check(&self, client: &Client) -> Result<Checked> {
+    pub(crate) fn resolve(&self, client: &Client) -> Result<ResolvedOptions> {
         let can = client.capabilities;
         let asked = self.ttl.unwrap_or(client.settings.ttl);
         let shares_session = !self.fixed && !self.detachable;
@@ -109,7 +109,7 @@ impl Terms {
             let what = "waiting for replicas".to_owned();
             return Err(Error::Unsupported { engine: can.engine, what });
         }
-        Ok(Checked {
+        Ok(ResolvedOptions {
             ttl,
             fixed: self.fixed,
             max_hold: self.max_hold,
@@ -120,9 +120,9 @@ impl Terms {
     }
 }
 
-/// [`Terms`] that the engine can keep.
+/// [`LockOptions`] that the engine can keep.
 #[derive(Clone, Debug)]
-pub(crate) struct Checked {
+pub(crate) struct ResolvedOptions {
     pub(crate) ttl: Duration,
     pub(crate) fixed: bool,
     pub(crate) max_hold: Option<Duration>,
