@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::{Change, SharedCell};
-use crate::client::{Client, Visit};
+use crate::client::{Client, InFlight};
 use crate::engine::ClaimId;
 use crate::error::{Error, Result};
 use crate::latch::Latch;
@@ -69,7 +69,7 @@ impl Barrier {
     /// here.
     pub async fn wait(&self) -> Result<bool> {
         let id = ClaimId::random();
-        let leave = Leave { barrier: self, id, armed: true, _visit: self.cell.visit()? };
+        let leave = Leave { barrier: self, id, armed: true, _in_flight: self.cell.start()? };
         let (number, last) = self.arrive(id).await?;
         if !last {
             self.cell
@@ -178,8 +178,8 @@ struct Leave<'a> {
     barrier: &'a Barrier,
     id: ClaimId,
     armed: bool,
-    /// Closing waits until we have left.
-    _visit: Visit<'a>,
+    /// Closing waits until the party has left.
+    _in_flight: InFlight<'a>,
 }
 
 impl Leave<'_> {

@@ -24,11 +24,11 @@ use futures_util::StreamExt;
 use tokio::runtime::Handle;
 use tokio::task::coop;
 
+use crate::builder::Builder;
 use crate::client::Client;
-use crate::connect::Builder;
 use crate::engine::{Break, Capabilities, Holder, LockState};
 use crate::error::{Error, LossReason, Result};
-use crate::guard::State;
+use crate::hold::State;
 use crate::{ClaimId, Leader, Lease, LockOptions, Lockable, Name, Ticket, Token};
 
 /// Runs `future` on the keeper's runtime while this thread waits.

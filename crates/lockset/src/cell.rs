@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::client::{Client, Visit};
+use crate::client::{Client, InFlight};
 use crate::clock::Moment;
 use crate::engine::{Cell, Scope, Swap};
 use crate::error::{Error, Result};
@@ -177,9 +177,9 @@ impl SharedCell {
         }
     }
 
-    /// Somebody waits here who has to clean up when he leaves.
-    pub(crate) fn visit(&self) -> Result<Visit<'_>> {
-        self.client.visit()
+    /// Starts an operation with cleanup to do on drop.
+    pub(crate) fn start(&self) -> Result<InFlight<'_>> {
+        self.client.start()
     }
 
     pub(crate) fn conflict(&self, why: String) -> Error {

@@ -1,4 +1,4 @@
-//! What all locks of one connection share.
+//! What all locks of one connection share: engine, keeper, and how the connection is closed.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,71 +7,69 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use crate::acquire::{release_soon, withdraw_until_done};
 use crate::clock::Clock;
 use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, Holder, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::fork;
-use crate::gate::Gate;
 use crate::hash::FastMap;
 use crate::keeper::Keeper;
-use crate::report;
+use crate::report::{self, report};
 use crate::sync;
 use crate::telemetry::Telemetry;
 use crate::token::Token;
 
-/// How long a closing takes at most. An engine that does not answer by then frees what is left when
-/// its leases end.
-const CLOSE_WITHIN: Duration = Duration::from_secs(10);
+/// Timeout of a request that cleans up in the background.
+pub(crate) const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
+/// The first and the longest pause between attempts to clean up.
+const CLEANUP_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+/// Timeout of closing. What is not released by then is freed when its lease ends.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long closing waits for operations that end by themselves. Their futures may not be polled.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long closing waits for a slow subscriber or recorder.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
+/// The pause before a request without a reply is repeated, and how long it is repeated.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+const RETRY_FOR: Duration = Duration::from_secs(3);
 
-/// How long closing waits for those who are about to end by themselves. Their futures may rest.
-const LEAVE_WITHIN: Duration = Duration::from_secs(1);
-
-/// How long closing waits for a subscriber or recorder that is slow.
-const FLUSH_WITHIN: Duration = Duration::from_millis(200);
-
-/// The pause before an engine that did not answer is asked once more, and how long it is asked.
-const ASK_AGAIN: Duration = Duration::from_millis(10);
-const ASK_FOR: Duration = Duration::from_secs(3);
-
-/// One connection to one home: its engine, its keeper, and the gate its own tasks queue at.
+/// One connection to one engine, and the keeper of its locks.
 pub(crate) struct Client {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) capabilities: Capabilities,
     pub(crate) identity: String,
-    /// The identity, and what the tokens that users see depend on.
+    /// The identity, and what else decides the tokens that users see.
     pub(crate) home: String,
     pub(crate) clock: Clock,
     pub(crate) keeper: Keeper,
-    pub(crate) gate: Arc<Gate>,
-    pub(crate) telemetry: Telemetry,
+    pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) settings: Settings,
     forks: u32,
     closed: AtomicBool,
     closing: Notify,
-    /// What the closing came to, once it is done: what could not be done, if anything.
-    done: watch::Sender<Option<Option<String>>>,
-    visitors: AtomicUsize,
-    left: Notify,
-    /// The claims that the engine may know and no guard holds yet.
-    under_way: Mutex<FastMap<ClaimId, Arc<Claim>>>,
+    /// `Some` when closing is done; the inner value says what failed.
+    close_outcome: watch::Sender<Option<Option<String>>>,
+    /// Operations that closing waits for.
+    in_flight: AtomicUsize,
+    drained: Notify,
+    /// Claims that the engine may know and that no hold owns yet.
+    tracked: Mutex<FastMap<ClaimId, Arc<Claim>>>,
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Every lock of a client shows it, so it is short.
+        // Every lock shows its client, so this is short.
         write!(f, "Client({})", self.identity)
     }
 }
 
-/// What a URL and a builder can set for all locks of a client.
+/// Settings of the URL and the builder for all locks of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// The ttl of locks that do not ask for another.
+    /// The default ttl.
     pub(crate) ttl: Duration,
-    /// Added to every token the engine gives, for moves between engines.
+    /// Added to every token of the engine, for moves between engines.
     pub(crate) token_base: u64,
-    /// Metrics carry the lock's name as a label.
+    /// Metrics have the lock's name as a label.
     pub(crate) label_names: bool,
 }
 
@@ -82,23 +80,25 @@ impl Default for Settings {
 }
 
 impl Client {
+    /// Starts the keeper for `engine`.
     pub(crate) fn new(engine: Arc<dyn Engine>, keeper: Keeper, settings: Settings) -> Arc<Self> {
         fork::notice();
         let capabilities = engine.capabilities();
         let identity = engine.identity();
+        let telemetry = Arc::new(Telemetry::new(capabilities.engine, settings.label_names));
+        keeper.start(engine.clone(), telemetry.clone());
         Arc::new(Self {
             home: home(&identity, settings.token_base),
             identity,
             clock: keeper.clock().clone(),
-            gate: Arc::default(),
-            telemetry: Telemetry::new(capabilities.engine, settings.label_names),
+            telemetry,
             forks: fork::generation(),
             closed: AtomicBool::new(false),
             closing: Notify::new(),
-            done: watch::Sender::new(None),
-            visitors: AtomicUsize::new(0),
-            left: Notify::new(),
-            under_way: Mutex::default(),
+            close_outcome: watch::Sender::new(None),
+            in_flight: AtomicUsize::new(0),
+            drained: Notify::new(),
+            tracked: Mutex::default(),
             engine,
             capabilities,
             keeper,
@@ -106,8 +106,8 @@ impl Client {
         })
     }
 
-    /// Whether this process is a fork of the one that made this client. Whatever belongs to the
-    /// parent must then be left alone.
+    /// Whether this process is a fork of the one that made this client. The locks then belong to
+    /// the parent and must not be touched.
     pub(crate) fn is_forked(&self) -> bool {
         fork::generation() != self.forks
     }
@@ -136,7 +136,7 @@ impl Client {
         Holder { token: holder.token.map(|token| self.shown(token)), ..holder }
     }
 
-    /// The lease that `claim` holds by `grant`, looked up without renewing it.
+    /// Looks up the lease that `claim` holds by `grant`, without renewing it.
     pub(crate) async fn lease_of(&self, claim: &Claim, grant: &Grant) -> Result<Grant> {
         let sent = self.clock.now();
         let state = self.engine.inspect(&claim.name).await?;
@@ -149,57 +149,82 @@ impl Client {
         Ok(Grant { valid_until, ..grant.clone() })
     }
 
-    /// Removes, in the background, what an acquisition may have left behind.
+    /// Withdraws a claim that an acquisition may have left behind.
     pub(crate) fn withdraw_in_background(self: &Arc<Self>, claim: Arc<Claim>) {
         if !self.is_forked() {
             let client = self.clone();
-            self.keeper.run(async move { withdraw_until_done(&client, &claim).await });
+            self.keeper.run(async move { client.withdraw_until_done(&claim).await });
         }
     }
 
-    /// Something begins that closing must let end first: a request that the engine may answer at
-    /// once, or somebody who cleans up when he leaves.
+    /// Repeats the withdrawal until the engine replied, or the lease is long over.
+    async fn withdraw_until_done(&self, claim: &Claim) {
+        let give_up = self.clock.now() + claim.ttl + CLEANUP_TIMEOUT;
+        let mut pause = CLEANUP_PAUSES.0;
+        loop {
+            let withdrawal = self.engine.withdraw(claim);
+            match tokio::time::timeout(CLEANUP_TIMEOUT, withdrawal).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) if !error.is_retryable() || self.clock.now() > give_up => {
+                    report!(
+                        warn,
+                        name = claim.name,
+                        error = error,
+                        "not withdrawn; it ends with its lease"
+                    );
+                    return;
+                }
+                _ if self.clock.now() > give_up => return,
+                _ => tokio::time::sleep(pause).await,
+            }
+            pause = (pause * 2).min(CLEANUP_PAUSES.1);
+        }
+    }
+
+    /// Starts an operation that closing must wait for: a request that the engine may answer
+    /// immediately, or one with cleanup to do on drop.
     ///
     /// # Errors
     /// [`Error::Closed`].
-    pub(crate) fn visit(&self) -> Result<Visit<'_>> {
-        let visit = self.visit_anyway();
-        // Closing sets the flag before it counts the visitors, so one of us sees the other.
+    pub(crate) fn start(&self) -> Result<InFlight<'_>> {
+        let in_flight = self.start_cleanup();
+        // Closing sets the flag before it reads the counter, so one side sees the other.
         match self.is_closed() {
             true => Err(Error::Closed),
-            false => Ok(visit),
+            false => Ok(in_flight),
         }
     }
 
-    /// As [`visit`](Client::visit), for what gives back and is welcome to the last.
-    pub(crate) fn visit_anyway(&self) -> Visit<'_> {
-        self.visitors.fetch_add(1, Ordering::SeqCst);
-        Visit { client: self }
+    /// As [`start`](Client::start), for operations that are also allowed while the client closes.
+    pub(crate) fn start_cleanup(&self) -> InFlight<'_> {
+        self.in_flight.fetch_add(1, Ordering::SeqCst);
+        InFlight { client: self }
     }
 
-    /// The engine does not answer at once about `claim`. Until this is dropped, closing withdraws
-    /// the claim itself: the task that waits may not run again before the engine is closed.
-    pub(crate) fn awaits(&self, claim: &Arc<Claim>) -> UnderWay<'_> {
-        self.under_way().insert(claim.id, claim.clone());
-        UnderWay { client: self, id: claim.id }
+    /// The engine does not answer a request about `claim` immediately. Until the result is dropped,
+    /// closing withdraws the claim: the task that waits may not be polled before the engine is
+    /// closed.
+    pub(crate) fn track(&self, claim: &Arc<Claim>) -> TrackedClaim<'_> {
+        self.tracked().insert(claim.id, claim.clone());
+        TrackedClaim { client: self, id: claim.id }
     }
 
-    /// Asks once more what the engine did not answer, for three seconds or half a ttl. Only for
-    /// requests that change nothing when they are repeated.
-    pub(crate) async fn asked_again<T, F>(&self, ttl: Duration, ask: impl Fn() -> F) -> Result<T>
+    /// Repeats a request without a reply for three seconds or half a ttl. Only for requests that
+    /// change nothing when they are repeated.
+    pub(crate) async fn retry<T, F>(&self, ttl: Duration, request: impl Fn() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
-        let give_up = self.clock.now() + ASK_FOR.min(ttl / 2);
+        let give_up = self.clock.now() + RETRY_FOR.min(ttl / 2);
         loop {
-            let again = match ask().await {
-                Err(error) if error.is_retryable() => (self.clock.now() + ASK_AGAIN, error),
-                answer => return answer,
+            let (next, error) = match request().await {
+                Err(error) if error.is_retryable() => (self.clock.now() + RETRY_PAUSE, error),
+                reply => return reply,
             };
-            if again.0 >= give_up {
-                return Err(again.1);
+            if next >= give_up {
+                return Err(error);
             }
-            self.clock.sleep_until(again.0).await;
+            self.clock.sleep_until(next).await;
         }
     }
 
@@ -215,28 +240,29 @@ impl Client {
         }
     }
 
-    fn withdraw_what_is_under_way(self: &Arc<Self>) {
-        let under_way: Vec<_> = self.under_way().values().cloned().collect();
-        under_way.into_iter().for_each(|claim| self.withdraw_in_background(claim));
+    fn withdraw_tracked(self: &Arc<Self>) {
+        let claims: Vec<_> = self.tracked().values().cloned().collect();
+        claims.into_iter().for_each(|claim| self.withdraw_in_background(claim));
     }
 
-    fn under_way(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
-        sync::lock(&self.under_way)
+    fn tracked(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Claim>>> {
+        sync::lock(&self.tracked)
     }
 
-    /// Releases everything this client holds, withdraws what it waits for, finishes what runs in
-    /// the background, and closes the engine. It goes on if nobody waits for it, and whoever calls
-    /// it again waits for the same closing.
-    pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
+    /// Releases everything this client holds, withdraws what it waits for, finishes the background
+    /// work, and closes the engine. This goes on if the future is dropped. Further calls wait for
+    /// the same result. `close_gate` runs first, once.
+    pub(crate) async fn close(self: &Arc<Self>, close_gate: impl FnOnce()) -> Result<()> {
         if self.is_forked() {
             return Ok(());
         }
-        let mut done = self.done.subscribe();
+        let mut outcome = self.close_outcome.subscribe();
         if !self.closed.swap(true, Ordering::SeqCst) {
+            close_gate();
             self.keeper.runtime().spawn(close_all(self.clone()));
         }
-        // The sender lives in this very client, so this ends only when the closing is done.
-        let outcome = done.wait_for(Option::is_some).await;
+        // The sender is part of this client, so this ends only when closing is done.
+        let outcome = outcome.wait_for(Option::is_some).await;
         match outcome.ok().and_then(|outcome| outcome.clone()).flatten() {
             None => Ok(()),
             Some(what) => {
@@ -258,67 +284,101 @@ fn home(identity: &str, token_base: u64) -> String {
 }
 
 async fn close_all(client: Arc<Client>) {
-    client.gate.close();
     client.closing.notify_waiters();
-    let failed = match tokio::time::timeout(CLOSE_WITHIN, give_everything_back(&client)).await {
+    let failed = match tokio::time::timeout(CLOSE_TIMEOUT, release_all(&client)).await {
         Ok(failed) => failed,
-        Err(_) => Some(format!("not everything was released within {CLOSE_WITHIN:?}")),
+        Err(_) => Some(format!("not everything was released within {CLOSE_TIMEOUT:?}")),
     };
     client.engine.close().await;
     if !client.clock.is_virtual() {
-        report::flush(FLUSH_WITHIN).await;
+        report::flush(FLUSH_TIMEOUT).await;
     }
-    client.done.send_replace(Some(
+    client.close_outcome.send_replace(Some(
         failed.map(|what| format!("{what}; what is still held ends with its lease")),
     ));
 }
 
-/// What could not be given back, if anything.
-async fn give_everything_back(client: &Arc<Client>) -> Option<String> {
-    let all_left = async {
-        while client.visitors.load(Ordering::SeqCst) > 0 {
-            client.left.notified().await;
+/// Returns what could not be released, if anything.
+async fn release_all(client: &Arc<Client>) -> Option<String> {
+    let all_ended = async {
+        while client.in_flight.load(Ordering::SeqCst) > 0 {
+            client.drained.notified().await;
         }
     };
-    let rests = tokio::time::timeout(LEAVE_WITHIN, all_left).await.is_err();
-    client.withdraw_what_is_under_way();
-    let releases = client.keeper.holds().into_iter().map(release_soon);
+    let stalled = tokio::time::timeout(DRAIN_TIMEOUT, all_ended).await.is_err();
+    client.withdraw_tracked();
+    let releases = client.keeper.leases().into_iter().map(|lease| lease.release());
     let outcomes = futures_util::future::join_all(releases).await;
-    // Releases of the user's own may have come to wait for the engine meanwhile.
-    client.withdraw_what_is_under_way();
+    // Releases by the user may have started to wait for the engine meanwhile.
+    client.withdraw_tracked();
     client.keeper.finish().await;
     // A lock that was lost before needs no release.
     let failed = outcomes.into_iter().find_map(|outcome| match outcome {
         Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }) => None,
         Err(error) => Some(error.to_string()),
     });
-    let rests =
-        rests.then_some("a party of a barrier, or a ticket's new holder, did not leave in time");
-    failed.or(rests.map(str::to_owned))
+    let stalled = stalled.then(|| "a barrier or an attach did not end in time".to_owned());
+    failed.or(stalled)
 }
 
-/// Something that closing must let end first, until this is dropped.
-pub(crate) struct Visit<'a> {
+/// An operation that closing waits for.
+pub(crate) struct InFlight<'a> {
     client: &'a Client,
 }
 
-impl Drop for Visit<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        let last = self.client.visitors.fetch_sub(1, Ordering::SeqCst) == 1;
+        let last = self.client.in_flight.fetch_sub(1, Ordering::SeqCst) == 1;
         if last && self.client.is_closed() {
-            self.client.left.notify_one();
+            self.client.drained.notify_one();
         }
     }
 }
 
-/// A claim is under way to the engine, until this is dropped.
-pub(crate) struct UnderWay<'a> {
+/// A claim that closing withdraws.
+pub(crate) struct TrackedClaim<'a> {
     client: &'a Client,
     id: ClaimId,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for TrackedClaim<'_> {
     fn drop(&mut self) {
-        self.client.under_way().remove(&self.id);
+        self.client.tracked().remove(&self.id);
+    }
+}
+
+/// A claim that the engine may know and that no hold owns yet. Dropped, it is withdrawn. A claim
+/// that only waited at the gate is withdrawn only if a release took it along to the engine.
+pub(crate) struct WithdrawOnDrop<'a> {
+    client: &'a Arc<Client>,
+    claim: Option<Arc<Claim>>,
+    offered: Option<Arc<AtomicBool>>,
+}
+
+impl<'a> WithdrawOnDrop<'a> {
+    pub(crate) fn new(client: &'a Arc<Client>, claim: &Arc<Claim>) -> Self {
+        Self { client, claim: Some(claim.clone()), offered: None }
+    }
+
+    /// For a claim at the gate: `offered` tells whether the engine may know it.
+    pub(crate) fn at_gate(
+        client: &'a Arc<Client>,
+        claim: &Arc<Claim>,
+        offered: Arc<AtomicBool>,
+    ) -> Self {
+        Self { client, claim: Some(claim.clone()), offered: Some(offered) }
+    }
+
+    pub(crate) fn disarm(mut self) {
+        self.claim = None;
+    }
+}
+
+impl Drop for WithdrawOnDrop<'_> {
+    fn drop(&mut self) {
+        let known = self.offered.as_ref().is_none_or(|offered| offered.load(Ordering::Acquire));
+        if let Some(claim) = self.claim.take().filter(|_| known) {
+            self.client.withdraw_in_background(claim);
+        }
     }
 }

@@ -1,9 +1,11 @@
-//! The keeper: one per client, it renews every lease of that client, notices when one can no
-//! longer be trusted, and does what must be done in the background.
+//! The keeper renews every lease of one client, notices when a lock can no longer be trusted, and
+//! runs background work.
 //!
-//! It has a thread and a small runtime of its own: user code that blocks a worker thread must not
-//! cost a lock, and dropping a guard must work where there is no runtime. Only on tokio's virtual
-//! clock it is a task of the runtime that it was made in.
+//! It has its own thread and a small runtime: user code that blocks a worker thread must not cost a
+//! lock, and dropping a guard must work without a runtime. On tokio's virtual clock it is a task of
+//! the runtime it was made in.
+//!
+//! A lease is renewed after a third of its ttl. `docs/timing.md` lists what depends on that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -21,24 +23,74 @@ use tokio::sync::Notify;
 
 use crate::clock::{Clock, Moment};
 use crate::engine::{Claim, ClaimId, Engine, Event, Grant};
-use crate::error::{Error, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::fork;
-use crate::guard::{Ask, Hold, Step};
 use crate::hash::FastMap;
 use crate::report::{self, report};
 use crate::sync;
-use crate::telemetry::Renewal;
+use crate::telemetry::{Renewal, Telemetry};
 
-/// How long an idle loop looks as if it had something to do soon; shorter than any first look that
-/// matters.
+/// An idle loop pretends to have its next check this soon, so that short holds do not wake it.
+/// Shorter than any first check that matters.
 const LINGER: Duration = Duration::from_secs(1);
-/// A client that is dropped without `close` gives its background work this long to finish.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long background work may go on after a client was dropped without `close`.
+const DROP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Leases that are due this soon are candidates for the same round trip.
+const BATCH_HORIZON: Duration = Duration::from_secs(5);
+
+/// A lease as the keeper sees it.
+pub(crate) trait KeptLease: std::fmt::Debug + Send + Sync {
+    fn id(&self) -> ClaimId;
+
+    /// What the keeper has to do now.
+    fn next_step(&self) -> NextStep;
+
+    /// When to check again after a check that was sent at `sent` was confirmed: after a third of
+    /// the ttl, or of the remaining trust if that is less.
+    fn next_check_at(&self, sent: Moment) -> Moment;
+
+    /// How much earlier than due the lease may be renewed to save a round trip.
+    fn slack(&self) -> Duration;
+
+    /// Asks the engine for the lease without renewing it.
+    fn look_up<'a>(&'a self, claim: &'a Claim, grant: &'a Grant) -> BoxFuture<'a, Result<Grant>>;
+
+    /// The engine confirmed the lock; with a grant, it renewed the lease.
+    fn on_confirmed(&self, renewed: Option<Grant>);
+
+    /// The engine did not reply, or replied with an error that says nothing about the lock.
+    fn on_unconfirmed(&self, error: Option<Error>);
+
+    /// The engine refused the renewal, or pushed a loss.
+    fn on_refused(&self, reason: LossReason);
+
+    /// Releases the lock; for closing.
+    fn release(self: Arc<Self>) -> BoxFuture<'static, Result<()>>;
+}
+
+/// What the keeper has to do about a lease.
+pub(crate) enum NextStep {
+    /// It ended.
+    Forget,
+    Check {
+        check: LeaseCheck,
+        claim: Arc<Claim>,
+        grant: Grant,
+        valid_until: Moment,
+    },
+}
+
+/// How the engine is asked about a lease.
+pub(crate) enum LeaseCheck {
+    Renew,
+    /// The lease is long enough, or must not be renewed.
+    LookUp,
+}
 
 /// The client's side of the keeper.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    shared: Arc<Shared>,
+    shared: Arc<KeeperShared>,
     runtime: Handle,
     started: AtomicBool,
     forks: u32,
@@ -46,7 +98,7 @@ pub(crate) struct Keeper {
 
 /// What the client and the keeper's loop share.
 #[derive(Debug)]
-struct Shared {
+struct KeeperShared {
     clock: Clock,
     schedule: Mutex<Schedule>,
     wake: Notify,
@@ -58,30 +110,29 @@ struct Shared {
 
 #[derive(Default)]
 struct Schedule {
-    holds: FastMap<ClaimId, (Moment, Arc<Hold>)>,
+    leases: FastMap<ClaimId, (Moment, Arc<dyn KeptLease>)>,
     due: BTreeSet<(Moment, ClaimId)>,
-    /// Holds that came since the loop last looked. Most are gone again by then, and are never
-    /// sorted in.
+    /// Leases added since the loop last ran. Most have ended by then and are never sorted in.
     unsorted: Vec<(Moment, ClaimId)>,
     jobs: Vec<BoxFuture<'static, ()>>,
-    /// Jobs that were taken and are not finished.
+    /// Jobs that were started and are not finished.
     running: usize,
-    /// When the loop will look again by itself.
-    looks_at: Option<Moment>,
+    /// When the loop will run again by itself.
+    runs_at: Option<Moment>,
     closing: bool,
 }
 
 impl std::fmt::Debug for Schedule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Schedule").field("holds", &self.holds.len()).finish_non_exhaustive()
+        f.debug_struct("Schedule").field("leases", &self.leases.len()).finish_non_exhaustive()
     }
 }
 
 impl Keeper {
-    /// A keeper without an engine yet: its runtime is where the engine is to be connected, so that
-    /// the engine's own tasks live as long as the keeper and are not in the user's way.
+    /// A keeper without an engine. The engine connects on its runtime, so that the engine's tasks
+    /// live as long as the keeper and do not depend on the user's runtime.
     pub(crate) fn new(clock: Clock) -> Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(KeeperShared {
             clock,
             schedule: Mutex::default(),
             wake: Notify::new(),
@@ -96,10 +147,10 @@ impl Keeper {
         Ok(Self { shared, runtime, started: AtomicBool::new(false), forks: fork::generation() })
     }
 
-    /// Begins to keep the locks of `engine`.
-    pub(crate) fn start(&self, engine: Arc<dyn Engine>) {
+    /// Starts to keep the locks of `engine`.
+    pub(crate) fn start(&self, engine: Arc<dyn Engine>, telemetry: Arc<Telemetry>) {
         self.started.store(true, Ordering::Release);
-        self.runtime.spawn(keep(self.shared.clone(), engine));
+        self.runtime.spawn(keep(self.shared.clone(), engine, telemetry));
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
@@ -110,31 +161,30 @@ impl Keeper {
         &self.shared.clock
     }
 
-    /// Takes a hold into care. It is looked after from `first_look` on.
-    pub(crate) fn add(&self, hold: Arc<Hold>, first_look: Moment) {
+    /// Adds a lease, to be checked for the first time at `first_check`.
+    pub(crate) fn add(&self, lease: Arc<dyn KeptLease>, first_check: Moment) {
         let mut schedule = self.shared.schedule();
-        schedule.admit(first_look, hold);
-        self.shared.wake_for(&mut schedule, first_look);
+        schedule.add(first_check, lease);
+        self.shared.wake_for(&mut schedule, first_check);
     }
 
-    /// A hold ended; it needs no more care.
-    pub(crate) fn remove(&self, hold: &Hold) {
-        // Dropped after the book is closed: the last hold of a client takes the keeper along.
-        let _removed = self.shared.schedule().unschedule(hold);
+    /// Removes a lease that ended.
+    pub(crate) fn remove(&self, lease: &dyn KeptLease) {
+        // Dropped after the lock of the schedule: the last lease of a client drops the keeper.
+        let _removed = self.shared.schedule().remove(lease);
     }
 
-    /// Does something in the background. Never blocks, needs no runtime.
+    /// Runs a job in the background. Never blocks, needs no runtime.
     pub(crate) fn run(&self, job: impl Future<Output = ()> + Send + 'static) {
         self.shared.schedule().jobs.push(job.boxed());
         self.shared.wake.notify_one();
     }
 
-    /// All holds in care.
-    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        self.shared.schedule().holds.values().map(|(_, hold)| hold.clone()).collect()
+    pub(crate) fn leases(&self) -> Vec<Arc<dyn KeptLease>> {
+        self.shared.schedule().leases.values().map(|(_, lease)| lease.clone()).collect()
     }
 
-    /// Waits until everything in the background is done.
+    /// Waits until all background work is done.
     pub(crate) async fn finish(&self) {
         loop {
             let idle = self.shared.idle.notified();
@@ -150,86 +200,85 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         if self.forks != fork::generation() {
-            // Neither the thread nor anything it left locked is here.
+            // The thread does not exist in a forked child, and its mutexes may be locked.
             return;
         }
         self.shared.schedule().closing = true;
         self.shared.wake.notify_one();
         if !self.started.load(Ordering::Acquire) {
-            // No loop is there to end the thread.
+            // Without a loop nothing else ends the thread.
             self.shared.stop.notify_one();
         }
     }
 }
 
-impl Shared {
+impl KeeperShared {
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
         sync::lock(&self.schedule)
     }
 
-    /// Wakes the loop if it would otherwise look only after `at`.
+    /// Wakes the loop if it would otherwise run only after `at`.
     fn wake_for(&self, schedule: &mut Schedule, at: Moment) {
-        if schedule.looks_at.is_some_and(|looks_at| looks_at > at) {
-            schedule.looks_at = None;
+        if schedule.runs_at.is_some_and(|runs_at| runs_at > at) {
+            schedule.runs_at = None;
             self.wake.notify_one();
         }
     }
 }
 
 impl Schedule {
-    /// When this very hold is looked at again, if it is in care. A claim is not enough to tell: the
-    /// answer to an old request must not act on another hold of the same claim.
-    fn kept(&mut self, hold: &Hold) -> Option<&mut Moment> {
-        let (at, kept) = self.holds.get_mut(&hold.id)?;
-        std::ptr::eq(&**kept, hold).then_some(at)
+    /// When this lease is checked again, if it is kept. Leases are compared by address: a reply to
+    /// an old request must not act on another lease of the same claim.
+    fn kept(&mut self, lease: &dyn KeptLease) -> Option<&mut Moment> {
+        let (at, kept) = self.leases.get_mut(&lease.id())?;
+        std::ptr::addr_eq(Arc::as_ptr(kept), lease).then_some(at)
     }
 
-    /// A new hold, to be looked at for the first time at `at`.
-    fn admit(&mut self, at: Moment, hold: Arc<Hold>) {
-        if self.unsorted.len() > 64 + 2 * self.holds.len() {
-            let holds = &self.holds;
-            self.unsorted.retain(|(at, id)| holds.get(id).is_some_and(|(now, _)| now == at));
+    fn add(&mut self, at: Moment, lease: Arc<dyn KeptLease>) {
+        if self.unsorted.len() > 64 + 2 * self.leases.len() {
+            let leases = &self.leases;
+            self.unsorted.retain(|(at, id)| leases.get(id).is_some_and(|(now, _)| now == at));
         }
-        self.unsorted.push((at, hold.id));
-        self.holds.insert(hold.id, (at, hold));
+        let id = lease.id();
+        self.unsorted.push((at, id));
+        self.leases.insert(id, (at, lease));
     }
 
     fn sort_in(&mut self) {
         for (at, id) in self.unsorted.drain(..) {
-            if self.holds.get(&id).is_some_and(|(now, _)| *now == at) {
+            if self.leases.get(&id).is_some_and(|(now, _)| *now == at) {
                 self.due.insert((at, id));
             }
         }
     }
 
-    /// Takes a hold out, if it is in care.
-    fn unschedule(&mut self, hold: &Hold) -> Option<Arc<Hold>> {
-        let at = *self.kept(hold)?;
-        self.due.remove(&(at, hold.id));
-        self.holds.remove(&hold.id).map(|(_, hold)| hold)
+    fn remove(&mut self, lease: &dyn KeptLease) -> Option<Arc<dyn KeptLease>> {
+        let at = *self.kept(lease)?;
+        self.due.remove(&(at, lease.id()));
+        self.leases.remove(&lease.id()).map(|(_, lease)| lease)
     }
 
-    /// Changes when a hold is looked at again, unless it has ended meanwhile.
-    fn reschedule(&mut self, hold: &Hold, next: impl FnOnce(Moment) -> Moment) {
-        let Some(at) = self.kept(hold) else { return };
+    /// Changes when a lease is checked again, unless it has ended meanwhile.
+    fn reschedule(&mut self, lease: &dyn KeptLease, next: impl FnOnce(Moment) -> Moment) {
+        let Some(at) = self.kept(lease) else { return };
         let before = *at;
         *at = next(before);
         let at = *at;
-        self.due.remove(&(before, hold.id));
-        self.due.insert((at, hold.id));
+        self.due.remove(&(before, lease.id()));
+        self.due.insert((at, lease.id()));
     }
 
-    /// The holds to look after now: those that are due, and those that will be soon enough to go
-    /// along in the same round trip. They stay in the book, so that closing finds them.
-    fn due(&self, now: Moment) -> Vec<Arc<Hold>> {
+    /// The leases to check now: those that are due, and those that will be due soon enough to share
+    /// the round trip. They stay in the schedule, so that closing finds them.
+    fn due(&self, now: Moment) -> Vec<Arc<dyn KeptLease>> {
         let Some((first, _)) = self.due.first().filter(|(at, _)| *at <= now) else {
             return Vec::new();
         };
-        let horizon = (*first).max(now) + Duration::from_secs(5);
+        let horizon = (*first).max(now) + BATCH_HORIZON;
         let soon = self.due.range(..(horizon, ClaimId::from_bits(0)));
-        soon.filter_map(|(at, id)| self.holds.get(id).map(|(_, hold)| (at, hold)))
-            .filter(|(at, hold)| **at <= now + hold.slack())
-            .map(|(_, hold)| hold.clone())
+        soon.filter_map(|(at, id)| self.leases.get(id).map(|(_, lease)| (at, lease)))
+            .filter(|(at, lease)| **at <= now + lease.slack())
+            .map(|(_, lease)| lease.clone())
             .collect()
     }
 
@@ -239,7 +288,7 @@ impl Schedule {
 }
 
 /// The thread ends when the loop has ended.
-fn own_thread(shared: Arc<Shared>) -> Result<Handle> {
+fn own_thread(shared: Arc<KeeperShared>) -> Result<Handle> {
     let cannot = |error: std::io::Error| Error::Unreachable {
         engine: "keeper",
         what: format!("its thread could not be started: {error}"),
@@ -262,44 +311,44 @@ fn own_thread(shared: Arc<Shared>) -> Result<Handle> {
     Ok(handle)
 }
 
-/// The loop.
-async fn keep(shared: Arc<Shared>, engine: Arc<dyn Engine>) {
+/// The loop of the keeper.
+async fn keep(shared: Arc<KeeperShared>, engine: Arc<dyn Engine>, telemetry: Arc<Telemetry>) {
     let mut events = engine.events().fuse();
     let mut running = FuturesUnordered::new();
-    let mut drain_until = Moment::NEVER;
+    let mut end_by = Moment::NEVER;
     let mut lingers = false;
     loop {
         let now = shared.clock.now();
-        let (due, looks_at) = {
+        let (due, runs_at) = {
             let mut schedule = shared.schedule();
             schedule.sort_in();
             let due = schedule.due(now);
             let jobs = std::mem::take(&mut schedule.jobs);
             schedule.running += jobs.len();
-            running.extend(jobs.into_iter().map(survive));
-            if schedule.closing && drain_until == Moment::NEVER {
-                drain_until = now + DRAIN_TIMEOUT;
+            running.extend(jobs.into_iter().map(catch_panic));
+            if schedule.closing && end_by == Moment::NEVER {
+                end_by = now + DROP_TIMEOUT;
             }
-            if schedule.closing && (running.is_empty() || now >= drain_until) {
+            if schedule.closing && (running.is_empty() || now >= end_by) {
                 break;
             }
             if schedule.is_idle() {
                 shared.idle.notify_waiters();
             }
-            let next = schedule.due.first().map_or(Moment::NEVER, |(at, _)| *at).min(drain_until);
-            // Woken for a hold that is gone already: others like it need not wake the loop again.
+            let next = schedule.due.first().map_or(Moment::NEVER, |(at, _)| *at).min(end_by);
+            // Woken for a lease that has ended: the next short hold need not wake the loop again.
             lingers = !lingers && next == Moment::NEVER && !shared.clock.is_virtual();
             let next = if lingers { now + LINGER } else { next };
-            schedule.looks_at = Some(next);
+            schedule.runs_at = Some(next);
             (due, next)
         };
         if !due.is_empty() {
-            look_after(&shared, &engine, due);
+            check_leases(&shared, &engine, &telemetry, due);
             continue;
         }
         tokio::select! {
             () = shared.wake.notified() => {}
-            () = shared.clock.sleep_until(looks_at) => {}
+            () = shared.clock.sleep_until(runs_at) => {}
             Some(()) = running.next() => shared.schedule().running -= 1,
             Some(event) = events.next() => on_event(&shared, event),
         }
@@ -307,114 +356,127 @@ async fn keep(shared: Arc<Shared>, engine: Arc<dyn Engine>) {
     shared.stop.notify_one();
 }
 
-/// A panic in one job (in a user's recorder or subscriber, say) must not end all renewals.
-async fn survive(job: BoxFuture<'static, ()>) {
+/// A panic in one job (for example in the user's recorder or subscriber) must not end all renewals.
+async fn catch_panic(job: BoxFuture<'static, ()>) {
     if AssertUnwindSafe(job).catch_unwind().await.is_err() {
         report!(error, "a background task panicked");
     }
 }
 
-/// Each hold either ends, or is renewed now, together with the others of the same ttl, or is looked
-/// up.
-fn look_after(shared: &Arc<Shared>, engine: &Arc<dyn Engine>, due: Vec<Arc<Hold>>) {
-    let mut renewals: BTreeMap<Duration, Vec<Question>> = BTreeMap::new();
-    // Judged before the book is opened: a hold that is found to be over takes itself out of it.
-    // And `due` outlives the open book: the last hold of a client takes the keeper down with it.
-    let steps: Vec<Step> = due.iter().map(|hold| hold.step()).collect();
+/// Starts a renewal or a look-up for each lease, and forgets those that ended. Leases of the same
+/// ttl are renewed together.
+fn check_leases(
+    shared: &Arc<KeeperShared>,
+    engine: &Arc<dyn Engine>,
+    telemetry: &Arc<Telemetry>,
+    due: Vec<Arc<dyn KeptLease>>,
+) {
+    let mut renewals: BTreeMap<Duration, Vec<PendingCheck>> = BTreeMap::new();
+    // Called before the schedule is locked: a lease that is over removes itself from it. And `due`
+    // is dropped after the schedule is unlocked: the last lease of a client drops the keeper.
+    let steps: Vec<NextStep> = due.iter().map(|lease| lease.next_step()).collect();
     let mut schedule = shared.schedule();
-    for (step, hold) in steps.into_iter().zip(&due) {
+    for (step, lease) in steps.into_iter().zip(&due) {
         match step {
-            Step::Over => drop(schedule.unschedule(hold)),
-            Step::Ask { how, claim, grant, valid_until } => {
-                // While the question is under way the deadline is still watched.
-                schedule.reschedule(hold, |_| valid_until);
-                let asked = Question { hold: hold.clone(), claim, grant };
-                match how {
-                    Ask::Renew => renewals.entry(asked.claim.ttl).or_default().push(asked),
-                    Ask::LookUp => schedule.jobs.push(look_up(shared.clone(), asked).boxed()),
+            NextStep::Forget => drop(schedule.remove(&**lease)),
+            NextStep::Check { check, claim, grant, valid_until } => {
+                // The deadline is still watched while the request is in flight.
+                schedule.reschedule(&**lease, |_| valid_until);
+                let pending = PendingCheck { lease: lease.clone(), claim, grant };
+                match check {
+                    LeaseCheck::Renew => {
+                        renewals.entry(pending.claim.ttl).or_default().push(pending);
+                    }
+                    LeaseCheck::LookUp => {
+                        schedule.jobs.push(look_up(shared.clone(), pending).boxed());
+                    }
                 }
             }
         }
     }
     for (ttl, batch) in renewals {
-        let (shared, engine) = (shared.clone(), engine.clone());
-        schedule.jobs.push(async move { renew(&shared, &*engine, ttl, batch).await }.boxed());
+        let (shared, engine, telemetry) = (shared.clone(), engine.clone(), telemetry.clone());
+        let renewal = async move { renew(&shared, &*engine, &telemetry, ttl, batch).await };
+        schedule.jobs.push(renewal.boxed());
     }
 }
 
-struct Question {
-    hold: Arc<Hold>,
+/// A lease whose check is in flight.
+struct PendingCheck {
+    lease: Arc<dyn KeptLease>,
     claim: Arc<Claim>,
     grant: Grant,
 }
 
-async fn renew(shared: &Shared, engine: &dyn Engine, ttl: Duration, batch: Vec<Question>) {
+async fn renew(
+    shared: &KeeperShared,
+    engine: &dyn Engine,
+    telemetry: &Telemetry,
+    ttl: Duration,
+    batch: Vec<PendingCheck>,
+) {
     let sent = shared.clock.now();
     let entries: Vec<(&Claim, &Grant)> =
         batch.iter().map(|entry| (&*entry.claim, &entry.grant)).collect();
-    let answers = tokio::time::timeout(ttl / 6, engine.renew(&entries)).await;
-    let mut answers = answers.unwrap_or_default().into_iter();
+    let replies = tokio::time::timeout(ttl / 6, engine.renew(&entries)).await;
+    let mut replies = replies.unwrap_or_default().into_iter();
     let mut outcomes: BTreeMap<Renewal, u64> = BTreeMap::new();
-    let telemetry = batch.first().map(|entry| entry.hold.client.clone());
-    for Question { hold, .. } in batch {
-        let answer = answers.next().map(|answer| answer.map(Some));
-        let outcome = match &answer {
+    for PendingCheck { lease, .. } in batch {
+        let reply = replies.next().map(|reply| reply.map(Some));
+        let outcome = match &reply {
             Some(Ok(_)) => Renewal::Renewed,
             Some(Err(Error::Lost { .. })) => Renewal::Lost,
             _ => Renewal::Failed,
         };
         *outcomes.entry(outcome).or_default() += 1;
-        on_answer(shared, hold, sent, ttl, answer);
+        on_reply(shared, &*lease, sent, ttl, reply);
     }
-    if let Some(client) = telemetry {
-        outcomes.into_iter().for_each(|(how, count)| client.telemetry.renewals(how, count));
-    }
+    outcomes.into_iter().for_each(|(outcome, count)| telemetry.renewals(outcome, count));
 }
 
 /// A lease that is not renewed is looked up instead, so that its holder learns of a loss as soon.
-async fn look_up(shared: Arc<Shared>, asked: Question) {
-    let Question { hold, claim, grant } = asked;
+async fn look_up(shared: Arc<KeeperShared>, pending: PendingCheck) {
+    let PendingCheck { lease, claim, grant } = pending;
     let sent = shared.clock.now();
-    let lease = hold.client.lease_of(&claim, &grant);
-    let answer = tokio::time::timeout(claim.ttl / 6, lease).await.ok();
-    let answer = answer.map(|lease| lease.map(|_| None));
-    on_answer(&shared, hold, sent, claim.ttl, answer);
+    let reply = tokio::time::timeout(claim.ttl / 6, lease.look_up(&claim, &grant)).await.ok();
+    let reply = reply.map(|found| found.map(|_| None));
+    on_reply(&shared, &*lease, sent, claim.ttl, reply);
 }
 
-/// What a question sent at `sent` says about the hold; `None` if it was not answered in time.
-fn on_answer(
-    shared: &Shared,
-    hold: Arc<Hold>,
+/// Applies the reply to a check that was sent at `sent`; `None` if there was none in time.
+fn on_reply(
+    shared: &KeeperShared,
+    lease: &dyn KeptLease,
     sent: Moment,
     ttl: Duration,
-    answer: Option<Result<Option<Grant>>>,
+    reply: Option<Result<Option<Grant>>>,
 ) {
-    let next_look = match answer {
+    let next_check = match reply {
         Some(Ok(renewed)) => {
-            hold.confirmed(renewed);
-            hold.next_look(sent)
+            lease.on_confirmed(renewed);
+            lease.next_check_at(sent)
         }
         Some(Err(Error::Lost { reason, .. })) => {
-            hold.refused(reason);
+            lease.on_refused(reason);
             shared.clock.now()
         }
         unclear => {
-            hold.doubted(unclear.and_then(Result::err));
+            lease.on_unconfirmed(unclear.and_then(Result::err));
             shared.clock.now() + ttl / 12
         }
     };
-    shared.schedule().reschedule(&hold, |at| next_look.min(at));
+    shared.schedule().reschedule(lease, |at| next_check.min(at));
 }
 
-fn on_event(shared: &Shared, event: Event) {
+fn on_event(shared: &KeeperShared, event: Event) {
     let (id, reason) = match event {
         Event::Lost(id, reason) => (id, Some(reason)),
         Event::Doubt(id) => (id, None),
     };
-    let hold = shared.schedule().holds.get(&id).map(|(_, hold)| hold.clone());
-    match (hold, reason) {
-        (Some(hold), Some(reason)) => hold.refused(reason),
-        (Some(hold), None) => hold.doubted(None),
+    let lease = shared.schedule().leases.get(&id).map(|(_, lease)| lease.clone());
+    match (lease, reason) {
+        (Some(lease), Some(reason)) => lease.on_refused(reason),
+        (Some(lease), None) => lease.on_unconfirmed(None),
         (None, _) => {}
     }
 }

@@ -33,13 +33,14 @@
 #![doc = include_str!("telemetry.md")]
 
 mod acquire;
+mod attach;
 mod barrier;
 #[cfg(feature = "blocking")]
 pub mod blocking;
+mod builder;
 mod cell;
 mod client;
 pub mod clock;
-mod connect;
 mod election;
 pub mod engine;
 mod error;
@@ -47,6 +48,7 @@ mod fork;
 mod gate;
 mod guard;
 mod hash;
+mod hold;
 mod keeper;
 mod latch;
 mod locks;
@@ -63,11 +65,12 @@ mod ticket;
 mod token;
 
 pub use barrier::Barrier;
-pub use connect::Builder;
+pub use builder::Builder;
 pub use election::{Election, Leader};
 pub use engine::{Break, ClaimId, Holder, LockState, Mode, Replicas, Waiter};
 pub use error::{Error, LossReason, Result};
-pub use guard::{Guard, State};
+pub use guard::Guard;
+pub use hold::State;
 pub use latch::Latch;
 pub use locks::Lockset;
 pub use multi::{All, Guards, Lockable, all};

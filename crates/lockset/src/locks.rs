@@ -6,14 +6,15 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 
 use crate::acquire::LockRequest;
+use crate::attach;
 use crate::barrier::Barrier;
 use crate::client::{Client, Settings};
 use crate::clock::Clock;
-use crate::connect::Builder;
 use crate::election::Election;
 use crate::engine::{Break, Capabilities, Engine, Holder, LockState, Mode, Scope};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
+use crate::hold::ClientGate;
 use crate::keeper::Keeper;
 use crate::latch::Latch;
 use crate::mutex::Mutex;
@@ -38,30 +39,11 @@ use crate::ticket::{Lease, Ticket};
 #[derive(Clone, Debug)]
 pub struct Lockset {
     client: Arc<Client>,
+    gate: Arc<ClientGate>,
     namespace: Option<Name>,
 }
 
 impl Lockset {
-    /// Connects to the engine that `url` names: `local:` (one file in the user's state folder),
-    /// `local:/path/file.db`, `memory:` (a new home each time), `memory:LABEL`; `redis://`,
-    /// `redis+sentinel://`, `redis+cluster://`, `redlock://`, `etcd://`, `zk://`, or with TLS
-    /// `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `redlocks://`, `etcds://`, `zks://`.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a URL that no engine understands, [`Error::Unsupported`] for an
-    /// engine that was not compiled in, [`Error::Unreachable`] if there is no answer.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
-    pub async fn connect(url: &str) -> Result<Self> {
-        Self::builder(url).connect().await
-    }
-
-    /// Like [`connect`](Lockset::connect), with more to choose.
-    pub fn builder(url: &str) -> Builder {
-        Builder::new(url)
-    }
-
     /// Locks on an engine made elsewhere, judged by `clock`: for tests on virtual time, and for
     /// engines of your own.
     ///
@@ -69,12 +51,11 @@ impl Lockset {
     /// [`Error::Unreachable`] if the keeper's thread cannot be started.
     pub fn with_engine(engine: Arc<dyn Engine>, clock: Clock) -> Result<Self> {
         let keeper = Keeper::new(clock)?;
-        keeper.start(engine.clone());
         Ok(Self::from_client(Client::new(engine, keeper, Settings::default())))
     }
 
     pub(crate) fn from_client(client: Arc<Client>) -> Self {
-        Self { client, namespace: None }
+        Self { client, gate: Arc::default(), namespace: None }
     }
 
     /// The same connection, with every name below `outer`: `orders` in the namespace `shop` is the
@@ -93,7 +74,7 @@ impl Lockset {
     /// # Errors
     /// [`Error::Invalid`] if `outer` is not a name.
     pub fn namespace(&self, outer: &str) -> Result<Self> {
-        Ok(Self { client: self.client.clone(), namespace: Some(self.name(outer)?) })
+        Ok(Self { namespace: Some(self.name(outer)?), ..self.clone() })
     }
 
     /// The engine's name, such as `local`.
@@ -191,8 +172,7 @@ impl Lockset {
     /// # Cancel safety
     /// If cancelled, the lock stays as it was, or is released.
     pub async fn attach(&self, ticket: &Ticket) -> Result<Guard> {
-        self.client.check_usable()?;
-        ticket.attach(&self.client).await
+        attach::attach(&self.client, ticket).await
     }
 
     /// Renews the lease of a lock that was let go of with [`Guard::detach`]. The lock is not taken
@@ -219,8 +199,7 @@ impl Lockset {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn renew(&self, ticket: &Ticket) -> Result<Lease> {
-        self.client.check_usable()?;
-        ticket.renew(&self.client).await
+        attach::renew(&self.client, ticket).await
     }
 
     /// What is known of one name now.
@@ -344,7 +323,7 @@ impl Lockset {
     ///
     /// [`State::Lost`]: crate::State::Lost
     pub async fn close(&self) -> Result<()> {
-        self.client.close().await
+        self.client.close(|| self.gate.close()).await
     }
 
     #[cfg(feature = "blocking")]
@@ -353,14 +332,10 @@ impl Lockset {
     }
 
     fn request(&self, name: &str, mode: Mode, gated: bool) -> Result<LockRequest> {
-        let options = LockOptions::default().resolve(&self.client)?;
-        Ok(LockRequest {
-            client: self.client.clone(),
-            name: self.name(name)?,
-            mode,
-            options,
-            gated,
-        })
+        let client = self.client.clone();
+        let options = LockOptions::default().resolve(&client.capabilities, client.settings.ttl)?;
+        let (name, gate) = (self.name(name)?, self.gate.clone());
+        Ok(LockRequest { client, gate, name, mode, options, gated })
     }
 
     fn name(&self, text: &str) -> Result<Name> {

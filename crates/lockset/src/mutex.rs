@@ -38,7 +38,7 @@ impl Mutex {
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
     pub fn with(mut self, options: LockOptions) -> Result<Self> {
-        self.0.options = options.resolve(&self.0.client)?;
+        self.0.set_options(&options)?;
         Ok(self)
     }
 

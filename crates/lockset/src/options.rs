@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::client::Client;
-use crate::engine::Replicas;
+use crate::engine::{Capabilities, Replicas};
 use crate::error::{Error, Result};
 use crate::name::Note;
 
@@ -79,12 +78,15 @@ impl LockOptions {
         self
     }
 
-    /// The terms in full, checked against what the engine can keep.
-    pub(crate) fn resolve(&self, client: &Client) -> Result<ResolvedOptions> {
-        let can = client.capabilities;
-        let asked = self.ttl.unwrap_or(client.settings.ttl);
+    /// The complete options, checked against what the engine can do.
+    pub(crate) fn resolve(
+        &self,
+        can: &Capabilities,
+        default_ttl: Duration,
+    ) -> Result<ResolvedOptions> {
+        let requested = self.ttl.unwrap_or(default_ttl);
         let shares_session = !self.fixed && !self.detachable;
-        let ttl = can.session.filter(|_| shares_session).unwrap_or(asked);
+        let ttl = can.session.filter(|_| shares_session).unwrap_or(requested);
         let bad = |what, span: Duration, why: String| {
             Err(Error::invalid(what, &format!("{span:?}"), why))
         };

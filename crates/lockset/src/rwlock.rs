@@ -47,7 +47,7 @@ impl RwLock {
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
     pub fn with(mut self, options: LockOptions) -> Result<Self> {
-        self.write.options = options.resolve(&self.write.client)?;
+        self.write.set_options(&options)?;
         self.read.options = self.write.options.clone();
         Ok(self)
     }

@@ -46,7 +46,7 @@ impl Semaphore {
     /// # Errors
     /// [`Error::Invalid`] if the engine cannot keep them.
     pub fn with(mut self, options: LockOptions) -> Result<Self> {
-        self.request.options = options.resolve(&self.request.client)?;
+        self.request.set_options(&options)?;
         Ok(self)
     }
 

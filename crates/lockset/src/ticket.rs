@@ -1,41 +1,37 @@
-//! A lock on paper: what one process needs to take a held lock over from another.
+//! Tickets: what one process needs to take a held lock over from another.
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::acquire::WithdrawOnDrop;
-use crate::client::Client;
 use crate::clock::Moment;
-use crate::engine::{Claim, ClaimId, Grant};
-use crate::error::{Error, LossReason, Result};
-use crate::guard::Guard;
-use crate::name::{Name, Note};
-use crate::options::ResolvedOptions;
+use crate::engine::{Capabilities, Claim, Grant};
+use crate::error::{Error, Result};
+use crate::name::Name;
 use crate::token::Token;
 
 const VERSION: u32 = 1;
 
-/// A held lock that travels: made by [`Guard::detach`], used by
-/// [`Lockset::attach`](crate::Lockset::attach), written down as one line of JSON.
+/// A held lock that can be passed to another process: made by
+/// [`Guard::detach`](crate::Guard::detach), used by [`Lockset::attach`](crate::Lockset::attach),
+/// written as one line of JSON.
 ///
-/// Whoever has the ticket can renew and release the lock, so keep it as private as the lock
-/// matters. It does not keep the lock alive: the lease runs on, and ends. A ticket is attached
-/// once: the first process to do so has the lock, and every later one is refused.
+/// A process that has the ticket can renew and release the lock, so keep it private. The ticket does
+/// not keep the lock alive: the lease runs on, and ends. A ticket can be attached once: the first
+/// process has the lock, and every later one is refused.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Ticket {
     version: u32,
     engine: String,
     home: String,
-    claim: Claim,
+    pub(crate) claim: Claim,
     token: Token,
     key: Vec<u8>,
 }
 
-/// The lease of a lock that a ticket keeps, as [`Lockset::renew`](crate::Lockset::renew) left it.
+/// The lease of a detached lock after [`Lockset::renew`](crate::Lockset::renew).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lease {
@@ -46,11 +42,11 @@ pub struct Lease {
 }
 
 impl Ticket {
-    pub(crate) fn new(client: &Client, claim: &Claim, grant: &Grant) -> Self {
+    pub(crate) fn new(engine: &str, home: &str, claim: &Claim, grant: &Grant) -> Self {
         Self {
             version: VERSION,
-            engine: client.capabilities.engine.to_owned(),
-            home: client.home.clone(),
+            engine: engine.to_owned(),
+            home: home.to_owned(),
             claim: claim.clone(),
             token: grant.token,
             key: grant.key.clone(),
@@ -73,102 +69,23 @@ impl Ticket {
         &self.claim.name
     }
 
-    /// Takes the lock over for `client`, under a claim of its own: whoever does so first wins.
-    pub(crate) async fn attach(&self, client: &Arc<Client>) -> Result<Guard> {
-        self.check_home(client)?;
-        let note = Note::new(&self.claim.note.text)?;
-        let claim = Arc::new(Claim { id: ClaimId::random(), note, ..self.claim.clone() });
-        let _visit = client.visit()?;
-        let _under_way = client.awaits(&claim);
-        // If it ends before there is a guard, what may have been passed on is released.
-        let undo = WithdrawOnDrop::new(client, &claim);
-        let before = self.grant();
-        let adopting = || client.engine.adopt(&self.claim, &before, &claim);
-        let adopted = client.asked_again(claim.ttl, adopting).await;
-        let grant = self.or_why(client, adopted, claim.id).await?;
-        let renewed = match claim.fixed {
-            false => client.engine.renew(&[(&claim, &grant)]).await.pop(),
-            true => None,
-        };
-        // A lock that was asked back is held until its lease ends, and can be given back.
-        let is_last = matches!(renewed, Some(Err(Error::Lost { reason: LossReason::Revoked, .. })));
-        let grant = match renewed {
-            Some(renewed) if !is_last => renewed,
-            _ => client.lease_of(&claim, &grant).await,
-        };
-        let grant = self.or_why(client, grant, claim.id).await?;
-        let options = ResolvedOptions {
-            ttl: claim.ttl,
-            fixed: claim.fixed,
-            max_hold: None,
-            note: claim.note.clone(),
-            detachable: true,
-            replicas: None,
-        };
-        let guard = Guard::new(client.clone(), claim, grant, &options, &mut None)
-            .ok_or_else(|| Error::lost(self.name(), LossReason::Expired))?;
-        undo.defuse();
-        if is_last {
-            guard.asked_back();
-        }
-        client.check_usable().map(|()| guard)
-    }
-
-    /// Renews the lease without taking the lock over.
-    pub(crate) async fn renew(&self, client: &Arc<Client>) -> Result<Lease> {
-        self.check_home(client)?;
-        if self.claim.fixed {
-            let why = "its lease is fixed, and is never renewed";
-            return Err(Error::invalid("ticket", self.name().as_str(), why));
-        }
-        let _visit = client.visit()?;
-        let grant = self.grant();
-        let renewing = || async {
-            let renewed = client.engine.renew(&[(&self.claim, &grant)]).await.pop();
-            renewed.unwrap_or_else(|| Err(Error::lost(self.name(), LossReason::Forgotten)))
-        };
-        let renewed = client.asked_again(self.claim.ttl, renewing).await;
-        let renewed = self.or_why(client, renewed, self.claim.id).await?;
-        let valid_for = renewed.valid_until.saturating_duration_since(client.clock.now());
-        Ok(Lease { token: client.shown(self.token), valid_for })
-    }
-
-    fn grant(&self) -> Grant {
+    /// The grant as it was when the lock was detached. Its lease must be looked up or renewed.
+    pub(crate) fn grant(&self) -> Grant {
         Grant { token: self.token, valid_until: Moment::from_nanos(0), key: self.key.clone() }
     }
 
-    /// A ticket's lock that its home does not know any more was attached by another, or its lease
-    /// has ended: nobody looked after it meanwhile.
-    async fn or_why(
-        &self,
-        client: &Client,
-        answer: Result<Grant>,
-        asked_by: ClaimId,
-    ) -> Result<Grant> {
-        let Err(Error::Lost { reason: LossReason::Forgotten, .. }) = answer else { return answer };
-        let Ok(state) = client.engine.inspect(self.name()).await else { return answer };
-        let holder = state.holders.iter().find(|holder| holder.token == Some(self.token));
-        match holder.map(|holder| holder.claim) {
-            None => Err(Error::lost(self.name(), LossReason::Expired)),
-            Some(claim) if claim == Some(asked_by) => answer,
-            Some(_) => Err(Error::lost(self.name(), LossReason::TicketUsed)),
-        }
-    }
-
-    fn check_home(&self, client: &Client) -> Result<()> {
+    /// Checks that the lock lives at `home` on this engine.
+    pub(crate) fn check_home(&self, can: &Capabilities, home: &str) -> Result<()> {
         let refuse = |why: String| Err(Error::invalid("ticket", self.name().as_str(), why));
-        if self.engine != client.capabilities.engine {
-            return refuse(format!(
-                "it is for the {} engine, this is the {} engine",
-                self.engine, client.capabilities.engine
-            ));
+        if self.engine != can.engine {
+            let why = format!("it is for the {} engine, not for {}", self.engine, can.engine);
+            return refuse(why);
         }
-        let can = client.capabilities;
         if self.claim.ttl < can.min_ttl || self.claim.ttl > can.max_ttl {
-            return refuse(format!("its ttl of {:?} is none of this engine's", self.claim.ttl));
+            return refuse(format!("this engine does not support its ttl of {:?}", self.claim.ttl));
         }
-        if self.home != client.home {
-            return refuse(format!("its lock lives at {}, not at {}", self.home, client.home));
+        if self.home != home {
+            return refuse(format!("its lock lives at {}, not at {home}", self.home));
         }
         Ok(())
     }

@@ -46,8 +46,30 @@ pub struct Builder {
     holder_process: Option<u32>,
 }
 
+impl Lockset {
+    /// Connects to the engine that `url` names: `local:` (one file in the user's state folder),
+    /// `local:/path/file.db`, `memory:` (a new home each time), `memory:LABEL`; `redis://`,
+    /// `redis+sentinel://`, `redis+cluster://`, `redlock://`, `etcd://`, `zk://`, or with TLS
+    /// `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `redlocks://`, `etcds://`, `zks://`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a URL that no engine understands, [`Error::Unsupported`] for an
+    /// engine that was not compiled in, [`Error::Unreachable`] if there is no answer.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::builder(url).connect().await
+    }
+
+    /// Like [`connect`](Lockset::connect), with more to choose.
+    pub fn builder(url: &str) -> Builder {
+        Builder::new(url)
+    }
+}
+
 impl Builder {
-    pub(crate) fn new(url: &str) -> Self {
+    fn new(url: &str) -> Self {
         Self { url: url.to_owned(), settings: Settings::default(), holder_process: None }
     }
 
@@ -99,7 +121,6 @@ impl Builder {
             retryable: true,
             source: Some(error.into()),
         })??;
-        keeper.start(engine.clone());
         Ok(Lockset::from_client(Client::new(engine, keeper, settings)))
     }
 }
