@@ -11,7 +11,7 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::memory::Memory;
-use lockset::engine::{Claim, Engine, Grant, Scope, Event, Swap, Version};
+use lockset::engine::{Claim, Engine, Event, Grant, Scope, Swap, Version};
 use lockset::{Break, Error, LockOptions, LockState, Lockset, LossReason, Name, State, Ticket};
 use lockset_testkit::layer::{Layer, Layered};
 

@@ -119,6 +119,12 @@ pub async fn a_lock_is_passed_on_once(stage: &dyn Stage, form: Form) {
     assert!(matches!(answer, Err(Error::Lost { .. })), "the first one was renewed: {answer:?}");
     let answer = other.acquire(&first, Wait::No).await;
     assert!(!matches!(answer, Ok(Some(_))), "the first one was granted again: {answer:?}");
+    // Neither its old client nor another can end what is no longer its own.
+    for engine in [&engine, &other] {
+        let answer = engine.release(&first, &grant, None).await;
+        assert!(matches!(answer, Err(Error::NotHeld { .. })), "released by the first: {answer:?}");
+        engine.withdraw(&first).await.unwrap();
+    }
     renewed(&*other, &successor, &adopted).await.expect("its successor holds");
 
     other.withdraw(&late).await.unwrap();

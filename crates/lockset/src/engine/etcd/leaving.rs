@@ -7,7 +7,9 @@ use super::leases::Lease;
 use super::link::{Failed, PATIENCE, PERSISTENCE, What};
 use super::places::Place;
 use super::rpc::{KeyValue, RequestOp, TxnRequest, TxnResponse};
-use super::txn::{always, created, delete, kvs, nested, newest, parts, put, range, revision};
+use super::txn::{
+    always, created, delete, kvs, nested, newest, parts, put, range, read, revision, unchanged,
+};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Mode, drift};
 use crate::error::{Error, Result};
@@ -22,6 +24,9 @@ impl Core {
         let not_held = || Error::NotHeld { name: claim.name.clone() };
         let key = self.key_of(claim, grant).ok_or_else(not_held)?;
         let place = self.places().find(claim.id).cloned();
+        if place.as_ref().is_none_or(|place| place.may_travel) {
+            return self.release_if_owned(claim, grant, &key).await.map(|()| None);
+        }
         let tombstone_on = place.filter(|place| place.is_dirty).map(|place| place.lease);
         let at = i64::try_from(grant.token.get()).unwrap_or(i64::MAX);
         let mut next = next.and_then(|next| self.take_along(next));
@@ -66,12 +71,74 @@ impl Core {
             if !repeated {
                 self.places().spare(place);
             }
-        } else if let Some(lease) = keys::lease_of(&key).filter(|_| released && claim.detachable) {
-            self.revoke_in_background(lease);
         }
         match released || repeated {
             true => Ok(taken),
             false => Err(not_held()),
+        }
+    }
+
+    /// Releases a lock that may have been passed on: only if the claim still owns the key. A next
+    /// claim is not taken along; it sends its own request.
+    async fn release_if_owned(&self, claim: &Claim, grant: &Grant, key: &[u8]) -> Result<()> {
+        let not_held = || Error::NotHeld { name: claim.name.clone() };
+        let known = self.places().find(claim.id).and_then(|place| place.token);
+        let token = match known {
+            Some(token) => token,
+            None => {
+                let seen = self.link.txn(always(vec![read(key)]), PATIENCE).await;
+                let seen = seen.map_err(Failed::into_error)?;
+                token_of(kvs(&seen, 0).first().ok_or_else(not_held)?.create_revision)?
+            }
+        };
+        if token != grant.token {
+            return Err(not_held());
+        }
+        let place = self.places().withdraw(claim.id, self.clock.now());
+        let deleted = match &place {
+            Some(place) => self.clear(claim.id, place).await,
+            None => self.delete_if_owned(claim.id, key, None).await,
+        };
+        match deleted {
+            Ok(Owner::This) => {
+                if place.is_none() && claim.detachable {
+                    keys::lease_of(key).into_iter().for_each(|it| self.revoke_in_background(it));
+                }
+                Ok(())
+            }
+            Ok(Owner::Another | Owner::Nobody) => Err(not_held()),
+            Err(failed) => {
+                self.pulse_soon();
+                Err(failed.into_error())
+            }
+        }
+    }
+
+    /// Deletes a key if it belongs to this claim. Returns its owner.
+    async fn delete_if_owned(
+        &self,
+        id: ClaimId,
+        key: &[u8],
+        tombstone: Option<RequestOp>,
+    ) -> std::result::Result<Owner, Failed> {
+        let mut absent = Owner::Nobody;
+        loop {
+            let reads = [read(key)].into_iter().chain(tombstone.clone()).collect();
+            let seen = self.link.txn(always(reads), PATIENCE).await?;
+            let Some(kv) = kvs(&seen, 0).first() else { return Ok(absent) };
+            if keys::id_of(kv, &Word::read(&kv.value)) != Some(id) {
+                return Ok(Owner::Another);
+            }
+            let delete = TxnRequest {
+                compare: vec![unchanged(key, kv.mod_revision)],
+                success: vec![delete(key)],
+                failure: Vec::new(),
+            };
+            if self.link.txn(delete, PATIENCE).await?.succeeded {
+                return Ok(Owner::This);
+            }
+            // The key changed, or a repeated request deleted it at its first attempt.
+            absent = Owner::This;
         }
     }
 
@@ -156,31 +223,40 @@ impl Core {
         let now = self.clock.now();
         let place = self.places().withdraw(claim.id, now);
         match place {
-            Some(place) => self.clear(claim.id, &place).await.map_err(Failed::into_error),
+            Some(place) => self.clear(claim.id, &place).await.map(drop).map_err(Failed::into_error),
             None => self.clear_unknown(claim).await.map_err(Failed::into_error),
         }
     }
 
     /// Deletes the key of a claim that leaves, with a tombstone where it may still be created. No
-    /// new claim gets the lease of that one, so that it ends, and its tombstones with it.
+    /// new claim gets the lease of that one, so that it ends, and its tombstones with it. Returns
+    /// who owned the key: a lock that may travel can have been passed on.
     pub(super) async fn clear(
         &self,
         id: ClaimId,
         place: &Place,
-    ) -> std::result::Result<(), Failed> {
-        let mut ops = vec![delete(&place.key)];
-        if place.is_dirty {
+    ) -> std::result::Result<Owner, Failed> {
+        let tombstone = place.is_dirty.then(|| {
             self.retire(&place.lease);
-            ops.push(self.tombstone(id, &place.lease));
-        }
-        match self.link.txn(always(ops), PATIENCE).await {
+            self.tombstone(id, &place.lease)
+        });
+        let cleared = match place.may_travel {
+            true => self.delete_if_owned(id, &place.key, tombstone).await,
+            false => {
+                let ops = [delete(&place.key)].into_iter().chain(tombstone).collect();
+                self.link.txn(always(ops), PATIENCE).await.map(|_| Owner::This)
+            }
+        };
+        let owner = match cleared {
             // With its lease the key is gone, and no other can come.
-            Err(failed) if failed.what == What::LeaseGone => {}
-            cleared => drop(cleared?),
-        }
+            Err(failed) if failed.what == What::LeaseGone => Owner::Nobody,
+            cleared => cleared?,
+        };
         self.places().left(id);
-        self.give_back_own(place);
-        Ok(())
+        if owner != Owner::Another {
+            self.give_back_own(place);
+        }
+        Ok(owner)
     }
 
     /// A claim that another process took: whatever bears its id.
@@ -202,6 +278,14 @@ impl Core {
             self.revoke_in_background(place.lease.id);
         }
     }
+}
+
+/// Which claim owns a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    This,
+    Another,
+    Nobody,
 }
 
 /// The next claim of a client, taken along by a release.

@@ -45,7 +45,7 @@ pub(super) struct Place {
     /// If nobody asks or renews until then, it is over, although its lease may live on.
     lapses: Moment,
     /// It may be renewed by another process: then only its lease ends it.
-    may_travel: bool,
+    pub(super) may_travel: bool,
 }
 
 /// A claim whose key has to go. It is tried until it is done: its lease may live for ever.
