@@ -73,8 +73,8 @@ impl Builder {
         Self { url: url.to_owned(), settings: Settings::default(), holder_process: None }
     }
 
-    /// The ttl of locks whose [`LockOptions`](crate::LockOptions) do not ask for another; 30 seconds if not
-    /// set. Where all locks of a client share one session, the session timeout to ask for.
+    /// The default ttl of [`LockOptions`](crate::LockOptions); 30 seconds if not set. Where all locks
+    /// of a client share one session, it is the session timeout that is requested.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
         self

@@ -88,8 +88,8 @@ impl<T> Default for Gate<T> {
 }
 
 impl<T> Gate<T> {
-    /// Returns a pass, or queues the claim if `queue` is set. Returns `None` if it may not queue, or
-    /// the gate is closed.
+    /// Returns a pass, or queues the claim if `queue` is set. Returns `None` if it may not queue,
+    /// or the gate is closed.
     pub(crate) fn enter(
         self: &Arc<Self>,
         claim: &Arc<Claim>,

@@ -1,7 +1,7 @@
 //! A held lock: its lease, whether it can be trusted, and how it is released.
 //!
-//! A [`Hold`] is shared by its [`HoldHandle`]s, which are the user's guards, and by the keeper, which
-//! renews it. [`Hold::start`] is the only way from a grant to a held lock.
+//! A [`Hold`] is shared by its [`HoldHandle`]s, which are the user's guards, and by the keeper,
+//! which renews it. [`Hold::start`] is the only way from a grant to a held lock.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -18,9 +18,9 @@ const VERSION: u32 = 1;
 /// [`Guard::detach`](crate::Guard::detach), used by [`Lockset::attach`](crate::Lockset::attach),
 /// written as one line of JSON.
 ///
-/// A process that has the ticket can renew and release the lock, so keep it private. The ticket does
-/// not keep the lock alive: the lease runs on, and ends. A ticket can be attached once: the first
-/// process has the lock, and every later one is refused.
+/// A process that has the ticket can renew and release the lock, so keep it private. The ticket
+/// does not keep the lock alive: the lease runs on, and ends. A ticket can be attached once: the
+/// first process has the lock, and every later one is refused.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Ticket {
     version: u32,
