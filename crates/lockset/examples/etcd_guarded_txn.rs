@@ -9,7 +9,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
-use lockset::engine::etcd::Ownership;
+use lockset::engine::etcd::EtcdOwnership;
 use lockset::{Break, Lockset, Result};
 
 #[tokio::main(flavor = "current_thread")]
@@ -17,7 +17,7 @@ async fn main() -> Result<()> {
     let server = Server::start();
     let locks = server.connect().await;
     let guard = locks.mutex("config")?.lock().await?;
-    let ownership = Ownership::of(&guard.grant());
+    let ownership = EtcdOwnership::of(&guard.grant());
 
     assert!(server.put_if_held(&ownership, "by the holder"), "it is held");
     // An operator breaks the lock, and the holder does not know it yet.
@@ -62,8 +62,8 @@ impl Server {
     }
 
     /// One transaction: if the lock is held, the config is written.
-    fn put_if_held(&self, ownership: &Ownership, value: &str) -> bool {
-        let Ownership { key, create_revision } = ownership;
+    fn put_if_held(&self, ownership: &EtcdOwnership, value: &str) -> bool {
+        let EtcdOwnership { key, create_revision } = ownership;
         let key = String::from_utf8_lossy(key);
         let txn = format!("c(\"{key}\") = \"{create_revision}\"\n\nput config \"{value}\"\n\n\n");
         self.etcdctl(&["txn"], &txn).starts_with("SUCCESS")

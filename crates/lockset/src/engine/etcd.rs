@@ -1,23 +1,25 @@
-//! Locks on etcd: keys in the order of their revisions, leases, watches.
+//! Locks on etcd: keys in the order of their create revisions, leases, and watches.
 //!
-//! A claim is a key below its name, bound to a lease. Who came first has the lower create revision;
-//! a claim holds when nobody before it is in its way, and otherwise watches one key before it. That
-//! is the recipe of `etcdctl lock` and of etcd's own Go client, so each excludes the others. The
-//! token is the create revision of the claim's key.
+//! A claim is a key below its name, bound to a lease. The claim with the lower create revision came
+//! first. A claim holds when no claim before it excludes it; otherwise it watches one key before
+//! it. That is the recipe of `etcdctl lock` and of etcd's own Go client, so all of them exclude
+//! each other. The token is the create revision of the claim's key.
 //!
 //! The parts, in the order in which a claim meets them:
 //!
-//! * `claims` is the way of one claim, `places` what this client knows of all of its own,
-//!   `renewal` keeps those that hold, `leaving` lets them go;
-//! * `leases` keeps the leases, `batch` lets transactions travel together, `news` watches;
-//! * `link` finds a server (by `servers`), and says what is unknown after it was silent;
-//! * `keys` is what is written, `txn` how it is said, `rpc` etcd's own messages;
-//! * `look` shows what is there.
+//! * `acquire` creates a claim's key and waits until it holds; `ledger` is what this client knows
+//!   of all its claims; `renew` keeps the held ones alive, `amend` changes them, `release` ends
+//!   them;
+//! * `leases` are the leases; `batch` sends transactions together; `watch` is the stream of watches;
+//! * `connection` sends requests to a server that `connect` has read from the URL, and repeats them;
+//!   `request_error` says whether a failed one may have been executed;
+//! * `keys` and `record` are what is stored, `txn` builds transactions, `rpc` has etcd's messages;
+//! * `inspect` reads the state of locks, `cells` is for latches and barriers.
 //!
 //! # One lease for many claims
-//! All claims of a client with the same ttl share a lease, which lives as long as the client. So a
-//! claim that is released, withdrawn or no longer renewed must be deleted, and the client goes on
-//! trying until it is. Only if the client dies does the lease end them all.
+//! All claims of a client with the same ttl share a lease, which lives as long as the client. So the
+//! key of a claim that is released, withdrawn or no longer renewed must be deleted, and the client
+//! retries that until it succeeds. The lease ends the claims only if the client dies.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -30,62 +32,68 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use self::batch::TxnBatcher;
-use self::claims::unsupported;
-use self::keys::Layout;
-use self::leases::{Lease, Leases};
-use self::link::{Link, PATIENCE, What};
-use self::news::Stand;
-use self::places::{Place, Places};
-use self::servers::Servers;
+use self::connect::EtcdEndpoints;
+use self::connection::{EtcdConnection, REQUEST_TIMEOUT, RETRY_TIMEOUT};
+use self::keys::EtcdLayout;
+use self::leases::{EtcdLease, EtcdLeases};
+use self::ledger::{ClaimLedger, LedgerEntry};
+use self::request_error::EtcdErrorKind;
+use self::watch::EtcdWatcher;
 use super::common::watch::told_once;
 use super::{
     Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState, Scope,
     Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment};
-use crate::error::{LossReason, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::name::{Name, Prefix};
 use crate::report::report;
 use crate::sync;
 use crate::token::Token;
 
+mod acquire;
+mod amend;
 mod batch;
-mod claims;
+mod cells;
+mod connect;
+mod connection;
+mod inspect;
 mod keys;
 mod leases;
-mod leaving;
-mod link;
-mod look;
-mod news;
-mod places;
-mod renewal;
+mod ledger;
+mod record;
+mod release;
+mod renew;
+mod request_error;
 #[allow(
     missing_docs,
     missing_debug_implementations,
     unreachable_pub,
     dead_code,
     clippy::all,
-    reason = "made by a generator"
+    reason = "generated"
 )]
 #[rustfmt::skip]
 mod rpc;
-mod servers;
 mod txn;
+mod watch;
 
 const ENGINE: &str = "etcd";
-/// How long closing takes at most to give the leases back.
-const CLOSE_WITHIN: Duration = Duration::from_secs(2);
+/// How often an operation starts again after a change of the leader, a lease or the claim's key.
+const MAX_ATTEMPTS: usize = 4;
+/// How long closing waits until the leases are revoked.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How an [`Etcd`] is connected.
+/// The options of an [`Etcd`].
 #[derive(Clone)]
 pub struct EtcdOptions {
     /// `etcd://[user:password@]host[:port],…[/prefix]`; `etcds` for TLS. Without a prefix, or with
     /// an empty one, all keys begin with `lockset/`; it may itself begin with a slash.
     pub url: String,
-    /// Slashes in names are written as they are, for programs that expect it. A lock then also
-    /// waits for every lock whose name it begins: `a` for `a/b`.
+    /// Slashes in names are not escaped, for other programs that expect it. A lock then also waits
+    /// for every lock on a name inside its own: `a` for `a/b`.
     pub raw_names: bool,
-    /// The certificates of the authorities to trust, in PEM; the system's if not given.
+    /// The certificates of the authorities to trust, in PEM. Default: those of the system.
     pub ca: Option<PathBuf>,
     /// This client's own certificate and its key, in PEM.
     pub client_certificate: Option<(PathBuf, PathBuf)>,
@@ -93,7 +101,7 @@ pub struct EtcdOptions {
 
 impl std::fmt::Debug for EtcdOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The URL may carry a password.
+        // The URL may contain a password.
         f.debug_struct("EtcdOptions").field("raw_names", &self.raw_names).finish_non_exhaustive()
     }
 }
@@ -109,30 +117,30 @@ impl Default for EtcdOptions {
     }
 }
 
-/// The condition under which a lock is still held, for an etcd transaction of your own: compare the
-/// create revision of `key` with `create_revision`, and whatever the transaction then does, it does
-/// only while the lock is held. No clock and no resource that knows tokens is needed.
+/// The condition under which a lock is still held, for an etcd transaction of your own. If the
+/// transaction compares the create revision of `key` with `create_revision`, it is executed only
+/// while the lock is held. No clock is needed, and no resource that checks tokens.
 ///
 /// ```no_run
 /// # async fn example() -> lockset::Result<()> {
 /// use lockset::Lockset;
-/// use lockset::engine::etcd::Ownership;
+/// use lockset::engine::etcd::EtcdOwnership;
 ///
 /// let locks = Lockset::connect("etcd://127.0.0.1").await?;
 /// let guard = locks.mutex("orders/42")?.lock().await?;
-/// let Ownership { key, create_revision } = Ownership::of(&guard.grant());
+/// let EtcdOwnership { key, create_revision } = EtcdOwnership::of(&guard.grant());
 /// # let _ = (key, create_revision); Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ownership {
+pub struct EtcdOwnership {
     /// The key of the claim.
     pub key: Vec<u8>,
-    /// The revision at which it was created, if the lock is still held.
+    /// The create revision of the key while the lock is held.
     pub create_revision: i64,
 }
 
-impl Ownership {
-    /// The condition of a lock that this engine granted.
+impl EtcdOwnership {
+    /// The condition for a lock that this engine granted.
     pub fn of(grant: &Grant) -> Self {
         let create_revision = i64::try_from(grant.token.get()).unwrap_or(i64::MAX);
         Self { key: grant.key.clone(), create_revision }
@@ -141,39 +149,39 @@ impl Ownership {
 
 /// One client of an etcd cluster.
 pub struct Etcd {
-    core: Arc<Core>,
+    core: Arc<EtcdCore>,
     tasks: [tokio::task::AbortHandle; 2],
 }
 
 #[derive(Debug)]
-struct Core {
-    link: Arc<Link>,
-    layout: Layout,
+struct EtcdCore {
+    connection: Arc<EtcdConnection>,
+    layout: EtcdLayout,
     identity: String,
-    leases: Leases,
-    coach: Arc<TxnBatcher>,
-    stand: Stand,
-    places: Mutex<Places>,
+    leases: EtcdLeases,
+    batcher: Arc<TxnBatcher>,
+    watcher: EtcdWatcher,
+    ledger: Mutex<ClaimLedger>,
     clock: Clock,
     runtime: Handle,
-    pulse: Pulse,
-    tell: mpsc::UnboundedSender<Event>,
-    events: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
+    maintenance: MaintenanceTimer,
+    events_tx: mpsc::UnboundedSender<Event>,
+    events_rx: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
-/// When the task that keeps leases looks again, and how it is woken before.
+/// When the maintenance task runs next, and how it is woken before.
 #[derive(Debug)]
-struct Pulse {
-    next: Mutex<Moment>,
+struct MaintenanceTimer {
+    next_at: Mutex<Moment>,
     wake: tokio::sync::Notify,
 }
 
-impl Pulse {
-    /// The end of the rest: this, or what was asked for meanwhile.
-    fn rest_until(&self, next: Moment) -> Moment {
-        let mut asked = sync::lock(&self.next);
-        *asked = asked.min(next);
-        *asked
+impl MaintenanceTimer {
+    /// The earlier of `next_at` and what was requested since the last run.
+    fn next_run(&self, next_at: Moment) -> Moment {
+        let mut requested = sync::lock(&self.next_at);
+        *requested = requested.min(next_at);
+        *requested
     }
 }
 
@@ -184,162 +192,170 @@ impl std::fmt::Debug for Etcd {
 }
 
 impl Etcd {
-    /// Connects. Must be called inside a tokio runtime, on which the connections then live: while
-    /// that one is blocked, nothing is renewed and requests of others may wait for it.
+    /// Connects. Must be called inside a tokio runtime, on which the connections then live. While
+    /// that runtime is blocked, nothing is renewed, and requests from other runtimes may wait.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for a URL that is none;
-    /// [`Error::Unreachable`](crate::Error::Unreachable) if no server answers or
-    /// the user is refused.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the URL is invalid;
+    /// [`Error::Unreachable`](crate::Error::Unreachable) if no server replies or the login is
+    /// rejected.
     ///
     /// # Cancel safety
     /// Cancel safe.
     pub async fn connect(options: EtcdOptions) -> Result<Self> {
-        let servers = Servers::parse(&options)?;
-        let (layout, identity, clock) = (servers.layout.clone(), servers.identity(), Clock::boot());
-        let link = Arc::new(Link::new(servers, clock.clone()));
-        link.open(txn::always(vec![txn::read(&layout.nothing())])).await?;
+        let endpoints = EtcdEndpoints::parse(&options)?;
+        let (layout, identity) = (endpoints.layout.clone(), endpoints.identity());
+        let clock = Clock::boot();
+        let connection = Arc::new(EtcdConnection::new(endpoints, clock.clone()));
+        let read = txn::unconditional(vec![txn::get(&layout.absent_key())]);
+        connection.txn_with_retry(read, RETRY_TIMEOUT).await?;
         let runtime = Handle::current();
-        let (stand, news) = Stand::open(&link);
-        let (tell, events) = mpsc::unbounded_channel();
-        let core = Arc::new(Core {
-            leases: Leases::new(link.clone(), clock.clone()),
-            coach: TxnBatcher::new(link.clone(), runtime.clone(), layout.clone()),
-            link,
+        let (watcher, watches) = EtcdWatcher::start(&connection);
+        let (events_tx, events_rx) = mpsc::unbounded_channel();
+        let core = Arc::new(EtcdCore {
+            leases: EtcdLeases::new(connection.clone(), clock.clone()),
+            batcher: TxnBatcher::new(connection.clone(), runtime.clone(), layout.clone()),
+            connection,
             layout,
             identity,
-            stand,
-            places: Mutex::default(),
+            watcher,
+            ledger: Mutex::default(),
             clock,
             runtime,
-            pulse: Pulse { next: Mutex::new(Moment::NEVER), wake: tokio::sync::Notify::new() },
-            tell,
-            events: Mutex::new(Some(events)),
+            maintenance: MaintenanceTimer {
+                next_at: Mutex::new(Moment::NEVER),
+                wake: tokio::sync::Notify::new(),
+            },
+            events_tx,
+            events_rx: Mutex::new(Some(events_rx)),
         });
-        let pulse = tokio::spawn(pulse(core.clone())).abort_handle();
-        Ok(Self { core, tasks: [news, pulse] })
+        let maintenance = tokio::spawn(run_maintenance(core.clone())).abort_handle();
+        Ok(Self { core, tasks: [watches, maintenance] })
     }
 
-    fn end_tasks(&self) {
+    fn abort_tasks(&self) {
         self.tasks.iter().for_each(tokio::task::AbortHandle::abort);
     }
 }
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        self.end_tasks();
+        self.abort_tasks();
     }
 }
 
-/// Keeps the leases alive that are used, gives back those that are not, and sees to it that claims
-/// which nobody asks for any more go.
-async fn pulse(core: Arc<Core>) {
+/// Keeps the leases in use alive, revokes the others, and removes the keys of claims that lapsed.
+async fn run_maintenance(core: Arc<EtcdCore>) {
     loop {
-        // Whatever is asked for from here on may be seen below or not.
-        *sync::lock(&core.pulse.next) = Moment::NEVER;
+        // A run requested from here on may or may not be covered by this one, so it counts.
+        *sync::lock(&core.maintenance.next_at) = Moment::NEVER;
         let now = core.clock.now();
-        let due = core.places().due(now);
-        for (id, place) in due.leaving {
+        let due = core.ledger().take_due_removals(now);
+        for (id, entry) in due.removals {
             let core = core.clone();
             tokio::spawn(async move {
-                if let Err(failed) = core.clear(id, &place).await {
-                    let (name, error) = (&place.name, failed.into_error());
-                    report!(debug, name = name, error = error, "a claim could not be removed yet");
+                if let Err(error) = core.remove_key(id, &entry).await {
+                    let (name, error) = (&entry.name, Error::from(error));
+                    report!(debug, name = name, error = error, "a key could not be removed yet");
                 }
             });
         }
-        let mut next = due.next.unwrap_or(Moment::NEVER);
+        let mut next_at = due.next_at.unwrap_or(Moment::NEVER);
         for lease in core.leases_in_use(now) {
-            if lease.beat_at() <= now {
-                lease.beating(now);
+            if lease.keep_alive_at() <= now {
+                lease.mark_keep_alive_sent(now);
                 tokio::spawn(keep_alive(core.clone(), lease.clone()));
             }
-            next = next.min(lease.beat_at());
+            next_at = next_at.min(lease.keep_alive_at());
         }
-        let next = core.pulse.rest_until(next);
+        let next_at = core.maintenance.next_run(next_at);
         tokio::select! {
-            () = core.pulse.wake.notified() => {}
-            () = core.clock.sleep_until(next) => {}
+            () = core.maintenance.wake.notified() => {}
+            () = core.clock.sleep_until(next_at) => {}
         }
     }
 }
 
-async fn keep_alive(core: Arc<Core>, lease: Arc<Lease>) {
-    let patience = PATIENCE.min(lease.ttl / 6);
-    if let Err(failed) = core.beat(&lease, Vec::new(), patience).await {
-        if failed.what != What::LeaseGone {
-            let holders = core.places().holders(&lease);
-            // If the client is gone, nobody needs telling.
-            holders.into_iter().for_each(|id| drop(core.tell.send(Event::Doubt(id))));
+async fn keep_alive(core: Arc<EtcdCore>, lease: Arc<EtcdLease>) {
+    let timeout = REQUEST_TIMEOUT.min(lease.ttl / 6);
+    if let Err(error) = core.keep_alive_and_read(&lease, Vec::new(), timeout).await {
+        if error.kind != EtcdErrorKind::LeaseNotFound {
+            let holders = core.ledger().holders_on(&lease);
+            // Fails only if the client is gone.
+            holders.into_iter().for_each(|id| drop(core.events_tx.send(Event::Doubt(id))));
         }
-        report!(debug, error = failed.into_error(), "a keep-alive was not confirmed");
+        report!(debug, error = Error::from(error), "a keep-alive was not confirmed");
     }
-    core.pulse_by(lease.beat_at());
+    core.run_maintenance_by(lease.keep_alive_at());
 }
 
-impl Core {
-    fn places(&self) -> MutexGuard<'_, Places> {
-        sync::lock(&self.places)
+impl EtcdCore {
+    fn ledger(&self) -> MutexGuard<'_, ClaimLedger> {
+        sync::lock(&self.ledger)
     }
 
-    fn forget(&self, id: ClaimId) -> Option<Place> {
-        self.places().forget(id)
+    fn forget(&self, id: ClaimId) -> Option<LedgerEntry> {
+        self.ledger().remove(id)
     }
 
-    /// The leases to keep alive. One that was long unused, or is retired, is given back.
-    fn leases_in_use(&self, now: Moment) -> Vec<Arc<Lease>> {
+    /// The leases to keep alive. A lease that was long unused, or is retired and unused, is revoked.
+    fn leases_in_use(&self, now: Moment) -> Vec<Arc<EtcdLease>> {
         let mut leases = self.leases.all_shared();
         leases.retain(|lease| {
-            // Locked until it is known to be gone, or a claim could come in between.
-            let places = self.places();
-            if places.uses(lease) {
-                lease.used(now);
+            // Locked until the lease is marked as gone; otherwise a claim could start to use it.
+            let ledger = self.ledger();
+            if ledger.uses_lease(lease) {
+                lease.mark_used(now);
                 return true;
             }
             let is_needed = !lease.is_idle(now) && !self.leases.is_retired(lease);
             if !is_needed {
-                lease.end();
+                lease.mark_gone();
                 self.leases.forget(lease);
                 self.revoke_in_background(lease.id);
             }
             is_needed
         });
-        leases.extend(self.places().waiting_leases());
+        leases.extend(self.ledger().own_leases_of_waiters());
         leases.retain(|lease| !lease.is_gone());
         leases
     }
 
-    /// Makes sure that the pulse looks by then.
-    fn pulse_by(&self, at: Moment) {
-        let mut next = sync::lock(&self.pulse.next);
-        if at < *next {
-            *next = at;
-            self.pulse.wake.notify_one();
+    /// Makes the maintenance task run by then.
+    fn run_maintenance_by(&self, at: Moment) {
+        let mut next_at = sync::lock(&self.maintenance.next_at);
+        if at < *next_at {
+            *next_at = at;
+            self.maintenance.wake.notify_one();
         }
     }
 
-    fn pulse_soon(&self) {
-        self.pulse_by(self.clock.now());
+    fn run_maintenance_now(&self) {
+        self.run_maintenance_by(self.clock.now());
     }
 
     /// The server does not know this lease any more, so all its claims are lost.
-    fn lose_lease(&self, lease: &Arc<Lease>) {
+    fn lose_lease(&self, lease: &Arc<EtcdLease>) {
         self.leases.forget(lease);
-        let lost = self.places().lose(lease);
-        if lease.end() {
+        let lost = self.ledger().remove_claims_on(lease);
+        if lease.mark_gone() {
             report!(warn, holders = lost.len(), "a lease ended, and all its locks with it");
         }
         for id in lost {
-            // If the client is gone, nobody needs telling.
-            let _ = self.tell.send(Event::Lost(id, LossReason::SessionEnded));
+            // Fails only if the client is gone.
+            let _ = self.events_tx.send(Event::Lost(id, LossReason::SessionEnded));
         }
     }
 
     fn revoke_in_background(&self, lease: i64) {
-        let link = self.link.clone();
+        let connection = self.connection.clone();
         // If it fails, the lease ends by itself.
-        self.runtime.spawn(async move { drop(link.revoke_lease(lease).await) });
+        self.runtime.spawn(async move { drop(connection.revoke_lease(lease).await) });
     }
+}
+
+fn unsupported(what: &str) -> Error {
+    Error::Unsupported { engine: ENGINE, what: what.to_owned() }
 }
 
 #[async_trait]
@@ -418,14 +434,15 @@ impl Engine for Etcd {
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
-        told_once(sync::lock(&self.core.events).take())
+        told_once(sync::lock(&self.core.events_rx).take())
     }
 
     async fn close(&self) {
-        self.end_tasks();
+        self.abort_tasks();
         let leases = self.core.leases.all_shared();
-        let revoked = join_all(leases.iter().map(|lease| self.core.link.revoke_lease(lease.id)));
-        // What is not given back in time ends by itself.
-        drop(tokio::time::timeout(CLOSE_WITHIN, revoked).await);
+        let connection = &self.core.connection;
+        let revoked = join_all(leases.iter().map(|lease| connection.revoke_lease(lease.id)));
+        // A lease that is not revoked in time ends by itself.
+        drop(tokio::time::timeout(CLOSE_TIMEOUT, revoked).await);
     }
 }

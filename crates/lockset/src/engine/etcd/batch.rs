@@ -1,61 +1,66 @@
-//! Transactions that travel together: see `crate::engine::common::batch`.
+//! Transactions that are sent together: see `crate::engine::common::batch`.
 //!
-//! A crowd costs the servers one round of agreement. Never two that meet, because they are of one
-//! name or, with raw names, one name lies within the other: what they create would have the same
-//! revision, and nobody could tell who was first.
+//! A batch costs the servers one round of consensus. Two transactions of the same queue are never
+//! in one batch, whether of one name or, with raw names, of a name inside another: the keys they
+//! create would have the same revision, and so no order.
 
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
-use super::keys::Layout;
-use super::link::{Failed, Link, PATIENCE, What};
+use super::connection::{EtcdConnection, REQUEST_TIMEOUT};
+use super::keys::EtcdLayout;
+use super::request_error::{EtcdErrorKind, EtcdRequestError, EtcdResult};
 use super::rpc::{TxnRequest, TxnResponse};
-use super::txn::{always, nested, parts};
+use super::txn::{nested, nested_replies, unconditional};
 use crate::engine::common::batch::{Batcher, Entered, Transport};
 use crate::name::Name;
 
-/// At most so many travel together; a server takes 128 operations, those of the parts included.
-const MOST: usize = 96;
+/// Maximum transactions per batch; a server takes 128 operations, those of the nested transactions
+/// included.
+const MAX_TXNS: usize = 96;
 
-/// What carries the transactions that give and take.
+/// Sends the transactions that create and release claims.
 #[derive(Debug)]
 pub(super) struct TxnBatcher {
-    link: Arc<Link>,
+    connection: Arc<EtcdConnection>,
     runtime: Handle,
-    layout: Layout,
+    layout: EtcdLayout,
     batch: Batcher<Self>,
 }
 
 impl TxnBatcher {
-    pub(super) fn new(link: Arc<Link>, runtime: Handle, layout: Layout) -> Arc<Self> {
-        Arc::new(Self { link, runtime, layout, batch: Batcher::default() })
+    pub(super) fn new(
+        connection: Arc<EtcdConnection>,
+        runtime: Handle,
+        layout: EtcdLayout,
+    ) -> Arc<Self> {
+        Arc::new(Self { connection, runtime, layout, batch: Batcher::default() })
     }
 
-    /// Sends a transaction about a name once, alone or with others.
-    pub(super) async fn act(
+    /// Sends a transaction about a name once, alone or in a batch.
+    pub(super) async fn send_txn(
         self: &Arc<Self>,
         name: &Name,
         txn: TxnRequest,
-    ) -> Result<TxnResponse, Failed> {
-        let passenger = (name.clone(), txn);
-        let behind = match Batcher::enter(self, &passenger) {
+    ) -> EtcdResult<TxnResponse> {
+        let request = (name.clone(), txn);
+        let behind = match Batcher::enter(self, &request) {
             Entered::Alone(turn) => {
-                let acted = self.link.txn_once(passenger.1, PATIENCE).await;
-                return acted.inspect_err(|failed| turn.heed(failed));
+                let result = self.connection.txn_once(request.1, REQUEST_TIMEOUT).await;
+                return result.inspect_err(|error| turn.heed(error));
             }
             Entered::Behind(behind) => behind,
         };
         match behind.answer().await {
-            // Perhaps because of another one: alone it is told its own reason.
-            Some(Err(failed)) if !failed.unknown && failed.what != What::Silent => {
-                self.link.txn_once(passenger.1, PATIENCE).await
+            // Perhaps because of another transaction: alone it gets the reason of its own.
+            Some(Err(error))
+                if !error.outcome_unknown && error.kind != EtcdErrorKind::Unavailable =>
+            {
+                self.connection.txn_once(request.1, REQUEST_TIMEOUT).await
             }
-            Some(acted) => acted,
-            None => {
-                let error = super::link::failed("this client was closed".to_owned(), false);
-                Err(Failed::unknown(error))
-            }
+            Some(result) => result,
+            None => Err(EtcdRequestError::client_closed()),
         }
     }
 }
@@ -63,7 +68,7 @@ impl TxnBatcher {
 impl Transport for TxnBatcher {
     type Request = (Name, TxnRequest);
     type Answer = TxnResponse;
-    type Failed = Failed;
+    type Failed = EtcdRequestError;
 
     fn batch(&self) -> &Batcher<Self> {
         &self.batch
@@ -73,62 +78,62 @@ impl Transport for TxnBatcher {
         &self.runtime
     }
 
-    fn goes_with(&self, leaving: &[Self::Request], (name, _): &Self::Request) -> bool {
-        can_join(&self.layout, leaving, name)
+    fn goes_with(&self, batch: &[Self::Request], (name, _): &Self::Request) -> bool {
+        can_join(&self.layout, batch, name)
     }
 
-    async fn send(&self, requests: Vec<Self::Request>) -> Result<Vec<TxnResponse>, Failed> {
+    async fn send(&self, requests: Vec<Self::Request>) -> EtcdResult<Vec<TxnResponse>> {
         let mut txns: Vec<TxnRequest> = requests.into_iter().map(|(_, txn)| txn).collect();
         if txns.len() == 1
             && let Some(txn) = txns.pop()
         {
-            return self.link.txn_once(txn, PATIENCE).await.map(|answer| vec![answer]);
+            return self.connection.txn_once(txn, REQUEST_TIMEOUT).await.map(|reply| vec![reply]);
         }
-        let together = always(txns.into_iter().map(nested).collect());
-        self.link.txn_once(together, PATIENCE).await.map(parts)
+        let batch = unconditional(txns.into_iter().map(nested).collect());
+        self.connection.txn_once(batch, REQUEST_TIMEOUT).await.map(nested_replies)
     }
 
-    fn again(failed: &Failed) -> Failed {
-        failed.again()
+    fn again(error: &EtcdRequestError) -> EtcdRequestError {
+        error.duplicate()
     }
 
-    fn silence(failed: &Failed) -> Option<Failed> {
-        (failed.what == What::Silent).then(|| failed.unsent_too())
+    fn silence(error: &EtcdRequestError) -> Option<EtcdRequestError> {
+        (error.kind == EtcdErrorKind::Unavailable).then(|| error.as_not_sent())
     }
 }
 
-fn can_join(layout: &Layout, leaving: &[(Name, TxnRequest)], name: &Name) -> bool {
-    leaving.len() < MOST && !leaving.iter().any(|(other, _)| layout.meet(other, name))
+fn can_join(layout: &EtcdLayout, batch: &[(Name, TxnRequest)], name: &Name) -> bool {
+    batch.len() < MAX_TXNS && !batch.iter().any(|(other, _)| layout.share_queue(other, name))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Who of these leave together, and who stay.
-    fn parted<'n>(raw: bool, names: &[&'n str]) -> (Vec<&'n str>, Vec<&'n str>) {
-        let layout = Layout::new("p", raw);
-        let mut leaving = Vec::new();
+    /// Which of these form the first batch, and which do not.
+    fn partition<'n>(has_raw_names: bool, names: &[&'n str]) -> (Vec<&'n str>, Vec<&'n str>) {
+        let layout = EtcdLayout::new("p", has_raw_names);
+        let mut batch = Vec::new();
         names.iter().partition(|name| {
             let name: Name = name.parse().unwrap();
-            let joins = can_join(&layout, &leaving, &name);
+            let joins = can_join(&layout, &batch, &name);
             if joins {
-                leaving.push((name, TxnRequest::default()));
+                batch.push((name, TxnRequest::default()));
             }
             joins
         })
     }
 
     #[test]
-    fn two_of_one_name_never_travel_together() {
+    fn two_of_one_name_are_never_in_one_batch() {
         let names = ["a", "b", "a", "c", "a/b", "a"];
-        assert_eq!(parted(false, &names), (vec!["a", "b", "c", "a/b"], vec!["a", "a"]));
+        assert_eq!(partition(false, &names), (vec!["a", "b", "c", "a/b"], vec!["a", "a"]));
     }
 
     #[test]
-    fn raw_names_within_each_other_never_travel_together() {
+    fn raw_names_inside_each_other_are_never_in_one_batch() {
         let names = ["a/b", "x", "a", "a/c", "ab", "a/b/c", "a/b"];
         let expected = (vec!["a/b", "x", "a/c", "ab"], vec!["a", "a/b/c", "a/b"]);
-        assert_eq!(parted(true, &names), expected);
+        assert_eq!(partition(true, &names), expected);
     }
 }

@@ -1,13 +1,13 @@
-//! Small pieces of transactions.
+//! Building transactions, and reading their replies.
 
-use super::keys::Keys;
+use super::keys::KeyRange;
 use super::rpc::{
     Compare, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, ResponseOp,
     TxnRequest, TxnResponse, compare, range_request, request_op, response_op,
 };
 
-/// That a key was created at this revision; zero: that it does not exist.
-pub(super) fn created(key: &[u8], revision: i64) -> Compare {
+/// Compares: the key was created at this revision; zero: it does not exist.
+pub(super) fn create_revision_is(key: &[u8], revision: i64) -> Compare {
     Compare {
         result: compare::CompareResult::Equal.into(),
         target: compare::CompareTarget::Create.into(),
@@ -17,26 +17,26 @@ pub(super) fn created(key: &[u8], revision: i64) -> Compare {
     }
 }
 
-/// That a key was last changed at this revision; zero: that it does not exist.
-pub(super) fn unchanged(key: &[u8], revision: i64) -> Compare {
+/// Compares: the key was last written at this revision; zero: it does not exist.
+pub(super) fn mod_revision_is(key: &[u8], revision: i64) -> Compare {
     Compare {
         target: compare::CompareTarget::Mod.into(),
         target_union: Some(compare::TargetUnion::ModRevision(revision)),
-        ..created(key, 0)
+        ..create_revision_is(key, 0)
     }
 }
 
-/// That there is no such key.
-pub(super) fn nobody(keys: &Keys) -> Compare {
-    Compare { range_end: keys.end.clone(), ..created(&keys.first, 0) }
+/// Compares: none of these keys exists.
+pub(super) fn range_is_empty(keys: &KeyRange) -> Compare {
+    Compare { range_end: keys.end.clone(), ..create_revision_is(&keys.first, 0) }
 }
 
-/// That none of these keys was made or changed after this revision; some may be gone.
-pub(super) fn no_news(keys: &Keys, since: i64) -> Compare {
+/// Compares: none of these keys was written after this revision. Some may have been deleted.
+pub(super) fn range_unchanged_since(keys: &KeyRange, since: i64) -> Compare {
     Compare {
         result: compare::CompareResult::Less.into(),
         range_end: keys.end.clone(),
-        ..unchanged(&keys.first, since.saturating_add(1))
+        ..mod_revision_is(&keys.first, since.saturating_add(1))
     }
 }
 
@@ -45,8 +45,8 @@ pub(super) fn put(key: &[u8], value: Vec<u8>, lease: i64) -> RequestOp {
     op(request_op::Request::RequestPut(put))
 }
 
-/// Another value for a key that exists and keeps its lease.
-pub(super) fn rewrite(key: &[u8], value: Vec<u8>) -> RequestOp {
+/// Writes another value into a key that exists and keeps its lease.
+pub(super) fn put_keeping_lease(key: &[u8], value: Vec<u8>) -> RequestOp {
     let put = PutRequest { key: key.to_vec(), value, ignore_lease: true, ..PutRequest::default() };
     op(request_op::Request::RequestPut(put))
 }
@@ -56,23 +56,23 @@ pub(super) fn delete(key: &[u8]) -> RequestOp {
     op(request_op::Request::RequestDeleteRange(delete))
 }
 
-pub(super) fn read(key: &[u8]) -> RequestOp {
-    range(&Keys::one(key.to_vec()))
+pub(super) fn get(key: &[u8]) -> RequestOp {
+    range(&KeyRange::single(key.to_vec()))
 }
 
-pub(super) fn range(keys: &Keys) -> RequestOp {
-    op(request_op::Request::RequestRange(reading(keys)))
+pub(super) fn range(keys: &KeyRange) -> RequestOp {
+    op(request_op::Request::RequestRange(range_request_for(keys)))
 }
 
-/// The last `limit` of these keys to be created (all if zero) before `revision` (whenever if zero),
-/// the newest first.
-pub(super) fn newest(keys: &Keys, limit: i64, before: i64) -> RequestOp {
+/// Reads the `limit` newest of these keys (all if zero) created before revision `before` (any if
+/// zero), newest first.
+pub(super) fn newest(keys: &KeyRange, limit: i64, before: i64) -> RequestOp {
     op(request_op::Request::RequestRange(RangeRequest {
         limit,
         max_create_revision: (before - 1).max(0),
         sort_order: range_request::SortOrder::Descend.into(),
         sort_target: range_request::SortTarget::Create.into(),
-        ..reading(keys)
+        ..range_request_for(keys)
     }))
 }
 
@@ -81,11 +81,11 @@ pub(super) fn nested(txn: TxnRequest) -> RequestOp {
 }
 
 /// A transaction without a condition.
-pub(super) fn always(success: Vec<RequestOp>) -> TxnRequest {
+pub(super) fn unconditional(success: Vec<RequestOp>) -> TxnRequest {
     TxnRequest { success, ..TxnRequest::default() }
 }
 
-fn reading(keys: &Keys) -> RangeRequest {
+fn range_request_for(keys: &KeyRange) -> RangeRequest {
     RangeRequest { key: keys.first.clone(), range_end: keys.end.clone(), ..RangeRequest::default() }
 }
 
@@ -93,9 +93,9 @@ fn op(request: request_op::Request) -> RequestOp {
     RequestOp { request: Some(request) }
 }
 
-/// The keys that the answer's part with this number read.
-pub(super) fn kvs(answer: &TxnResponse, part: usize) -> &[KeyValue] {
-    match answer.responses.get(part) {
+/// The keys that the operation with this index read.
+pub(super) fn kvs(reply: &TxnResponse, index: usize) -> &[KeyValue] {
+    match reply.responses.get(index) {
         Some(ResponseOp { response: Some(response_op::Response::ResponseRange(range)) }) => {
             &range.kvs
         }
@@ -103,22 +103,22 @@ pub(super) fn kvs(answer: &TxnResponse, part: usize) -> &[KeyValue] {
     }
 }
 
-/// The answers to nested transactions.
-pub(super) fn parts(answer: TxnResponse) -> Vec<TxnResponse> {
-    let header = answer.header;
+/// The replies to nested transactions.
+pub(super) fn nested_replies(reply: TxnResponse) -> Vec<TxnResponse> {
+    let header = reply.header;
     let part = |op: ResponseOp| match op.response {
         Some(response_op::Response::ResponseTxn(part)) => TxnResponse { header, ..part },
         _ => TxnResponse::default(),
     };
-    answer.responses.into_iter().map(part).collect()
+    reply.responses.into_iter().map(part).collect()
 }
 
-/// The store's revision when it answered: that of the change if there was one.
-pub(super) fn revision(answer: &TxnResponse) -> i64 {
-    answer.header.as_ref().map_or(0, |header| header.revision)
+/// The store's revision at the reply: that of the change if there was one.
+pub(super) fn revision_of(reply: &TxnResponse) -> i64 {
+    reply.header.as_ref().map_or(0, |header| header.revision)
 }
 
-/// The term of the leader by which it answered.
-pub(super) fn term(answer: &TxnResponse) -> u64 {
-    answer.header.as_ref().map_or(0, |header| header.raft_term)
+/// The raft term of the reply.
+pub(super) fn term_of(reply: &TxnResponse) -> u64 {
+    reply.header.as_ref().map_or(0, |header| header.raft_term)
 }

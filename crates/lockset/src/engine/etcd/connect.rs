@@ -1,4 +1,4 @@
-//! Where the servers are: what the URL says, checked once.
+//! The parts of the URL: servers, TLS, login and prefix, checked once.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,67 +6,69 @@ use std::time::Duration;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::EtcdOptions;
-use super::keys::Layout;
-use super::link::CONNECT;
+use super::keys::EtcdLayout;
 use crate::engine::common::pem::read_pem;
 use crate::error::{Error, Result};
 
-const USUAL_PORT: u16 = 2379;
-const USUAL_PREFIX: &str = "lockset";
-const MOST_SERVERS: usize = 32;
-const LONGEST_PREFIX: usize = 200;
-/// A server refuses a client that asks more often than every five seconds whether it still lives.
-const ASK_IF_ALIVE: Duration = Duration::from_secs(6);
-const ALIVE_WITHIN: Duration = Duration::from_secs(3);
+const DEFAULT_PORT: u16 = 2379;
+const DEFAULT_PREFIX: &str = "lockset";
+const MAX_SERVERS: usize = 32;
+const MAX_PREFIX_BYTES: usize = 200;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A server disconnects a client that sends pings more often than every five seconds.
+const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(6);
+const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What the URL says: which servers, as whom, and where below them the locks are.
-pub(super) struct Servers {
+/// The servers, the login and the layout of the keys that a URL names.
+pub(super) struct EtcdEndpoints {
     endpoints: Vec<Endpoint>,
     hosts: Vec<String>,
     is_tls: bool,
-    pub(super) login: Option<Login>,
-    pub(super) layout: Layout,
+    pub(super) credentials: Option<EtcdCredentials>,
+    pub(super) layout: EtcdLayout,
 }
 
-/// A user and the password.
 #[derive(Clone)]
-pub(super) struct Login {
+pub(super) struct EtcdCredentials {
     pub(super) user: String,
     pub(super) password: String,
 }
 
-impl Servers {
+impl EtcdEndpoints {
     pub(super) fn parse(options: &EtcdOptions) -> Result<Self> {
-        let bad = |why: &str| Error::invalid("URL", "(not shown)", why);
+        let invalid = |why: &str| Error::invalid("URL", "(not shown)", why);
         let form = "etcd://[user:password@]host[:port],…[/prefix]; etcds for TLS";
-        let (scheme, rest) = options.url.split_once("://").ok_or_else(|| bad(form))?;
+        let (scheme, rest) = options.url.split_once("://").ok_or_else(|| invalid(form))?;
         let is_tls = match scheme {
             "etcd" => false,
             "etcds" => true,
-            _ => return Err(bad(form)),
+            _ => return Err(invalid(form)),
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        // Perhaps a password with a slash in it, which would be shown as a prefix.
+        // A password with a slash in it would be shown as a prefix.
         if path.contains('@') {
-            return Err(bad("`/` in a password is written %2F, and `@` in a prefix %40"));
+            return Err(invalid("`/` in a password is written %2F, and `@` in a prefix %40"));
         }
-        let (login, hosts) = match authority.rsplit_once('@') {
+        let (credentials, hosts) = match authority.rsplit_once('@') {
             None => (None, authority),
-            Some((login, hosts)) => (Some(read_login(login).ok_or_else(|| bad(form))?), hosts),
+            Some((text, hosts)) => {
+                (Some(parse_credentials(text).ok_or_else(|| invalid(form))?), hosts)
+            }
         };
-        let hosts = hosts.split(',').map(with_port).collect::<Option<Vec<String>>>();
-        let hosts = hosts.filter(|hosts| hosts.len() <= MOST_SERVERS).ok_or_else(|| bad(form))?;
-        let tls = certificates(options, is_tls)?;
+        let hosts = hosts.split(',').map(parse_host).collect::<Option<Vec<String>>>();
+        let hosts =
+            hosts.filter(|hosts| hosts.len() <= MAX_SERVERS).ok_or_else(|| invalid(form))?;
+        let tls = load_tls(options, is_tls)?;
         let endpoints = hosts.iter().map(|host| endpoint(host, tls.as_ref()));
         let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
-        let prefix = decoded(path).ok_or_else(|| bad("its prefix is not UTF-8"))?;
-        let prefix = if prefix.is_empty() { USUAL_PREFIX } else { &prefix };
+        let prefix = percent_decode(path).ok_or_else(|| invalid("its prefix is not UTF-8"))?;
+        let prefix = if prefix.is_empty() { DEFAULT_PREFIX } else { &prefix };
         check_prefix(prefix)?;
-        let layout = Layout::new(prefix, options.raw_names);
-        Ok(Self { endpoints, hosts, is_tls, login, layout })
+        let layout = EtcdLayout::new(prefix, options.raw_names);
+        Ok(Self { endpoints, hosts, is_tls, credentials, layout })
     }
 
-    /// Which home this is: a URL without secrets. The servers may be named in any order; raw names
+    /// A URL without secrets. The order of the servers does not matter; raw names do, because they
     /// are other keys.
     pub(super) fn identity(&self) -> String {
         let scheme = if self.is_tls { "etcds" } else { "etcd" };
@@ -79,54 +81,56 @@ impl Servers {
         format!("{scheme}://{}/{prefix}{names}", hosts.join(","))
     }
 
-    /// One channel for each server, which connects when it is used. They live on this runtime.
+    /// One channel for each server, which connects when it is used. They live on the current
+    /// runtime.
     pub(super) fn channels(&self) -> Vec<Channel> {
         self.endpoints.iter().map(Endpoint::connect_lazy).collect()
     }
 
-    /// The server with this number, as people name it.
+    /// The host and port of the server with this index.
     pub(super) fn host(&self, index: usize) -> &str {
         self.hosts.get(index).map_or("?", String::as_str)
     }
 }
 
-impl fmt::Debug for Servers {
+impl fmt::Debug for EtcdEndpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The rest carries secrets.
-        f.debug_struct("Servers").field("hosts", &self.hosts).finish_non_exhaustive()
+        // The rest contains secrets.
+        f.debug_struct("EtcdEndpoints").field("hosts", &self.hosts).finish_non_exhaustive()
     }
 }
 
-fn read_login(text: &str) -> Option<Login> {
+fn parse_credentials(text: &str) -> Option<EtcdCredentials> {
     let (user, password) = text.split_once(':').unwrap_or((text, ""));
-    let login = Login { user: decoded(user)?, password: decoded(password)? };
-    Some(login).filter(|login| !login.user.is_empty())
+    let credentials =
+        EtcdCredentials { user: percent_decode(user)?, password: percent_decode(password)? };
+    Some(credentials).filter(|credentials| !credentials.user.is_empty())
 }
 
-/// The host with its port; `[::1]` has colons but no port.
-fn with_port(host: &str) -> Option<String> {
+/// A host with its port. `[::1]` has colons but no port.
+fn parse_host(host: &str) -> Option<String> {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => (name, port.parse().ok()?),
-        _ => (host, USUAL_PORT),
+        _ => (host, DEFAULT_PORT),
     };
     let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-    let is_name = |c: char| {
+    let is_allowed = |c: char| {
         c.is_alphanumeric() || matches!(c, '.' | '-' | '_') || (bare.is_some() && c == ':')
     };
     let name_only = bare.unwrap_or(name);
-    let good = !name_only.is_empty() && name_only.chars().all(is_name) && port != 0;
-    good.then(|| format!("{name}:{port}"))
+    let is_valid = !name_only.is_empty() && name_only.chars().all(is_allowed) && port != 0;
+    is_valid.then(|| format!("{name}:{port}"))
 }
 
 fn endpoint(host: &str, tls: Option<&ClientTlsConfig>) -> Result<Endpoint> {
-    let bad = |_| Error::invalid("server", host, "a host name or address is needed");
+    let invalid = |_| Error::invalid("server", host, "a host name or address is needed");
     let scheme = if tls.is_some() { "https" } else { "http" };
     let mut endpoint = Endpoint::from_shared(format!("{scheme}://{host}"))
-        .map_err(bad)?
-        .connect_timeout(CONNECT)
+        .map_err(invalid)?
+        .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
-        .http2_keep_alive_interval(ASK_IF_ALIVE)
-        .keep_alive_timeout(ALIVE_WITHIN);
+        .http2_keep_alive_interval(HTTP2_PING_INTERVAL)
+        .keep_alive_timeout(HTTP2_PING_TIMEOUT);
     if let Some(tls) = tls {
         endpoint = endpoint.tls_config(tls.clone()).map_err(|error| {
             let why = format!("{error}: check the files of the options ca, cert and key");
@@ -138,7 +142,7 @@ fn endpoint(host: &str, tls: Option<&ClientTlsConfig>) -> Result<Endpoint> {
 
 fn check_prefix(prefix: &str) -> Result<()> {
     let inner = prefix.strip_prefix('/').unwrap_or(prefix);
-    let why = if prefix.len() > LONGEST_PREFIX {
+    let why = if prefix.len() > MAX_PREFIX_BYTES {
         "it has at most 200 bytes"
     } else if prefix.chars().any(char::is_control) {
         "it contains a control character"
@@ -150,8 +154,8 @@ fn check_prefix(prefix: &str) -> Result<()> {
     Err(Error::invalid("prefix", prefix, why))
 }
 
-/// `%41` is `A`.
-fn decoded(text: &str) -> Option<String> {
+/// Decodes `%41` to `A`. What is no escape stays as it is.
+fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
@@ -171,8 +175,8 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Reads the certificates that the options name. Without any, the system's authorities count.
-fn certificates(options: &EtcdOptions, is_tls: bool) -> Result<Option<ClientTlsConfig>> {
+/// Reads the certificates that the options name. The default is to trust the system's authorities.
+fn load_tls(options: &EtcdOptions, is_tls: bool) -> Result<Option<ClientTlsConfig>> {
     let EtcdOptions { ca, client_certificate, .. } = options;
     if !is_tls {
         let why = "certificates are for TLS: write etcds://";
@@ -199,8 +203,8 @@ fn certificates(options: &EtcdOptions, is_tls: bool) -> Result<Option<ClientTlsC
 mod tests {
     use super::*;
 
-    fn parse(url: &str) -> Result<Servers> {
-        Servers::parse(&EtcdOptions { url: url.to_owned(), ..EtcdOptions::default() })
+    fn parse(url: &str) -> Result<EtcdEndpoints> {
+        EtcdEndpoints::parse(&EtcdOptions { url: url.to_owned(), ..EtcdOptions::default() })
     }
 
     #[test]
@@ -215,13 +219,13 @@ mod tests {
         assert_eq!(three.identity(), "etcd://[::1]:2379,a:2379,b:77/lockset");
         assert_eq!(parse("etcd://h//locks").unwrap().layout.prefix(), "/locks");
         assert_eq!(parse("etcds://h/a/b").unwrap().layout.prefix(), "a/b");
-        let login = parse("etcd://us%40er:p%3aw%25@h").unwrap().login.unwrap();
+        let login = parse("etcd://us%40er:p%3aw%25@h").unwrap().credentials.unwrap();
         assert_eq!((login.user.as_str(), login.password.as_str()), ("us@er", "p:w%"));
-        assert!(parse("etcd://h").unwrap().login.is_none());
+        assert!(parse("etcd://h").unwrap().credentials.is_none());
     }
 
     #[test]
-    fn an_identity_is_a_url_of_the_same_home() {
+    fn an_identity_is_a_url_of_the_same_keys() {
         for (url, raw_names, identity) in [
             ("etcd://user:pw@b:77,a", false, "etcd://a:2379,b:77/lockset"),
             ("etcds://[::1]//locks", false, "etcds://[::1]:2379//locks"),
@@ -230,7 +234,7 @@ mod tests {
             let parse = |url: &str| {
                 let options =
                     EtcdOptions { url: url.to_owned(), raw_names, ..EtcdOptions::default() };
-                Servers::parse(&options).unwrap()
+                EtcdEndpoints::parse(&options).unwrap()
             };
             assert_eq!(parse(url).identity(), identity);
             let without_options = identity.trim_end_matches("?names=raw");
@@ -241,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_is_refused_without_its_secrets() {
+    fn an_invalid_url_is_rejected_without_showing_its_secrets() {
         for url in [
             "etcd:h",
             "etcd://",
@@ -258,8 +262,8 @@ mod tests {
             "etcd://user:hunter2@h:x",
             "etcd://user:1/hunter2@h",
         ] {
-            let refusal = parse(url).unwrap_err().to_string();
-            assert!(!refusal.contains("hunter2"), "{refusal}");
+            let error = parse(url).unwrap_err().to_string();
+            assert!(!error.contains("hunter2"), "{error}");
         }
         let shown = format!("{:?}", parse("etcd://user:hunter2@a").unwrap());
         assert!(!shown.contains("hunter2"), "{shown}");
@@ -272,6 +276,6 @@ mod tests {
             ca: Some("/nowhere".into()),
             ..EtcdOptions::default()
         };
-        assert!(Servers::parse(&options).unwrap_err().to_string().contains("etcds://"));
+        assert!(EtcdEndpoints::parse(&options).unwrap_err().to_string().contains("etcds://"));
     }
 }
