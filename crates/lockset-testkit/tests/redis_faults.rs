@@ -263,7 +263,7 @@ async fn a_withdrawn_claim_stays_withdrawn_when_its_request_arrives_late() {
     assert_told(&error, &["no answer within"], true);
     assert!(began.elapsed() < patience + SOON, "it waited longer than it was told to");
     proxy.cut();
-    until("it is withdrawn", || server.ask(&["KEYS", "*:mark:*"]).contains("withdrawn")).await;
+    until("it is withdrawn", || server.ask(&["KEYS", "*:tombstone:*"]).contains("withdrawn")).await;
     proxy.deliver_late();
     assert_eq!(server.ask(&["GET", "lockset:withdrawn"]), "");
     assert!(is_free(&theirs, "withdrawn").await);
@@ -284,7 +284,8 @@ async fn a_release_whose_answer_was_lost_has_handed_over_once() {
     proxy.cut();
     let error = within(SOON, "it is told", releasing).await.unwrap().unwrap_err();
     assert_told(&error, &["the connection failed"], true);
-    until("the rest is withdrawn", || server.ask(&["KEYS", "*:mark:*"]).contains("handed")).await;
+    until("the rest is withdrawn", || server.ask(&["KEYS", "*:tombstone:*"]).contains("handed"))
+        .await;
     next.confirm().await.unwrap();
     assert!(!is_free(&ours, "handed").await);
 }

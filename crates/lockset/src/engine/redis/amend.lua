@@ -1,9 +1,9 @@
--- KEYS the name's lock and queue; ARGV id, token, what (note|downgrade|raise), value, the server's
--- time when the connection was made. Answers done | lost.
-made = tonumber(ARGV[5])
-local k = at(KEYS[1], KEYS[2])
+-- Changes a held lock. KEYS the name's lock and queue; ARGV id, token, what (note|downgrade|raise),
+-- the new note or token, the server's time when the connection was opened. Returns done | lost.
+connected_at = tonumber(ARGV[5])
+local k = keys_of(KEYS[1], KEYS[2])
 local id, token, what, to = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local value = value_of(k)
+local value = live_value(k)
 local owner, held, flag, ttl, note = holder_of(k, value)
 if owner == id and what == 'raise' and held == to then return { 'done' } end
 if owner == id and (held == token or held == '0') then
@@ -18,8 +18,8 @@ if owner == id and (held == token or held == '0') then
     call('DEL', k.lock)
     local reader =
       { id = id, mode = 's', take = 0, ttl = tonumber(ttl), note = note, flag = flag }
-    hold(k, reader, tonumber(token), left)
-    hand_on(k, nil)
+    add_holder(k, reader, tonumber(token), left)
+    hand_over(k, nil)
   end
   return { 'done' }
 end

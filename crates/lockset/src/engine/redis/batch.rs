@@ -1,6 +1,8 @@
-//! Requests that travel together, in one script: see `crate::engine::common::batch`.
+//! Requests to release and to acquire locks, alone or in one script: see
+//! `crate::engine::common::batch`.
 //!
-//! Together they get the usual case only; one whose lock is not as expected then goes alone.
+//! The batch script only has the fast path. A request whose lock is not as expected is then sent
+//! alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,111 +10,116 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 
-use super::keys::{self, Keys};
-use super::link::{Answer, Unanswered, Up, failed};
+use super::connection::RedisConnection;
+use super::error::{RedisReply, RedisRequestError, unreachable_error};
+use super::keys::RedisKeys;
+use super::record;
 use super::scripts::Script;
-use super::waiting::Waiter;
-use super::{BATCH, PATIENCE};
+use super::waiters::RedisWaiter;
+use super::{MAX_BATCH, REQUEST_TIMEOUT};
 use crate::engine::common::batch::{Batcher, Entered, Transport};
 use crate::engine::{Claim, ClaimId, Mode};
 use crate::name::Note;
 use crate::token::Token;
 
-/// A lock to give back, a lock to take, or both of one name: then it is taken only if it was given
-/// back.
+/// A release, an acquisition, or both for one name: a hand-over. The acquisition of a hand-over
+/// only happens if the lock was released.
 #[derive(Debug)]
-pub(super) struct Request {
-    pub(super) keys: Keys,
-    pub(super) give: Option<Give>,
-    pub(super) take: Option<Take>,
+pub(super) struct RedisRequest {
+    pub(super) keys: RedisKeys,
+    pub(super) release: Option<ReleasePart>,
+    pub(super) acquire: Option<AcquirePart>,
 }
 
-/// A lock to give back.
 #[derive(Debug)]
-pub(super) struct Give {
+pub(super) struct ReleasePart {
     pub(super) id: ClaimId,
     pub(super) token: Token,
     pub(super) ttl: Duration,
-    /// What is in its value, if that may still be as it was written.
+    /// The note in the stored value, if that may still be as the fast path wrote it.
     pub(super) note: Option<Note>,
 }
 
-/// A lock to take.
 #[derive(Debug)]
-pub(super) struct Take {
-    pub(super) waiter: Arc<Waiter>,
+pub(super) struct AcquirePart {
+    pub(super) waiter: Arc<RedisWaiter>,
     pub(super) waits: bool,
 }
 
-impl Request {
-    /// Whether the usual case may be enough for it.
-    fn is_usual(&self) -> bool {
-        self.give.as_ref().is_none_or(|give| give.note.is_some())
-            && self.take.as_ref().is_none_or(|take| take.waiter.claim.is_plain())
+impl RedisRequest {
+    /// Whether the fast path may be enough for it.
+    fn has_fast_path(&self) -> bool {
+        self.release.as_ref().is_none_or(|release| release.note.is_some())
+            && self.acquire.as_ref().is_none_or(|acquire| acquire.waiter.claim.has_fast_path())
     }
 
-    /// The claim that it is about.
+    /// The claim whose tombstone the script looks for.
     fn claim(&self) -> Option<ClaimId> {
-        let taken = self.take.as_ref().map(|take| take.waiter.claim.id);
-        taken.or(self.give.as_ref().map(|give| give.id))
+        let acquired = self.acquire.as_ref().map(|acquire| acquire.waiter.claim.id);
+        acquired.or(self.release.as_ref().map(|release| release.id))
     }
 
-    fn is_both(&self) -> bool {
-        self.give.is_some() && self.take.is_some()
+    fn is_handover(&self) -> bool {
+        self.release.is_some() && self.acquire.is_some()
     }
 }
 
 impl Claim {
-    /// What the usual case can take. It leaves the token to the fence until the first renewal
-    /// writes it down, and a fixed lease has none.
-    pub(super) fn is_plain(&self) -> bool {
+    /// Whether the fast path can acquire it. The fast path does not store the token: the fence is
+    /// the token until the first renewal stores it. A fixed lease has no renewal.
+    pub(super) fn has_fast_path(&self) -> bool {
         self.mode == Mode::Exclusive && !self.fixed
     }
 }
 
-/// What became of the lock to give back and of the one to take.
-type Both = (Option<Value>, Option<Value>);
-pub(super) type Acted = Result<Both, Unanswered>;
+/// The replies to the release and to the acquisition.
+type RequestReplies = (Option<Value>, Option<Value>);
+pub(super) type RequestResult = Result<RequestReplies, RedisRequestError>;
 
-impl Up {
-    /// Sends a request, alone or with others.
-    pub(super) async fn act(self: &Arc<Self>, request: &Arc<Request>, patience: Duration) -> Acted {
-        let is_counted = request.is_both() && self.scripts.has_courtesy;
-        if !self.in_crowds || is_counted || !request.is_usual() {
-            return Box::pin(self.act_alone(request, patience)).await;
+impl RedisConnection {
+    /// Sends a request, alone or in a batch.
+    pub(super) async fn send_request(
+        self: &Arc<Self>,
+        request: &Arc<RedisRequest>,
+        timeout: Duration,
+    ) -> RequestResult {
+        // Courtesy must know since when a lock is handed over, which the fast path does not store.
+        let needs_run = request.is_handover() && self.scripts.has_courtesy;
+        if !self.can_batch || needs_run || !request.has_fast_path() {
+            return Box::pin(self.send_alone(request, timeout)).await;
         }
         let behind = match Batcher::enter(self, request) {
-            Entered::Alone(_turn) => return Box::pin(self.act_alone(request, patience)).await,
+            Entered::Alone(_turn) => return Box::pin(self.send_alone(request, timeout)).await,
             Entered::Behind(behind) => behind,
         };
-        let answer = match patience < PATIENCE {
-            true => Box::pin(tokio::time::timeout(patience, behind.answer())).await.ok().flatten(),
-            // The one who leads is not more patient than that.
+        let result = match timeout < REQUEST_TIMEOUT {
+            true => Box::pin(tokio::time::timeout(timeout, behind.answer())).await.ok().flatten(),
+            // The batch has this timeout itself.
             false => behind.answer().await,
         };
-        match answer {
-            // Not the usual case.
+        match result {
+            // The fast path was not enough.
             Some(Ok((Some(Value::Nil), _) | (None, Some(Value::Nil)))) => {
-                Box::pin(self.act_alone(request, patience)).await
+                Box::pin(self.send_alone(request, timeout)).await
             }
-            // Given back already; the next asks for itself.
-            Some(Ok((given, Some(Value::Nil)))) => Ok((given, None)),
-            Some(acted) => acted,
-            // Perhaps sent, perhaps not.
+            // Released; the next claim sends its own request.
+            Some(Ok((released, Some(Value::Nil)))) => Ok((released, None)),
+            Some(result) => result,
+            // It may have been sent.
             None => {
-                let what = format!("no answer within {patience:.1?}");
-                Err(Unanswered::Unknown(failed(what, true, None)))
+                let what = format!("no answer within {timeout:.1?}");
+                Err(RedisRequestError::Unknown(unreachable_error(what, true, None)))
             }
         }
     }
 
-    async fn act_alone(&self, request: &Request, patience: Duration) -> Acted {
-        let (script, command) = self.written(request);
-        let mut connection = self.connection.clone();
-        let answer = self.answer(patience, script.run(&command, &mut connection)).await?;
-        Ok(match (&request.give, &request.take, answer) {
-            (Some(_), None, answer) => (Some(answer), None),
-            (None, _, answer) => (None, Some(answer)),
+    async fn send_alone(&self, request: &RedisRequest, timeout: Duration) -> RequestResult {
+        let (script, command) = self.command(request);
+        let mut multiplexed = self.multiplexed.clone();
+        let reply = self.await_reply(timeout, script.run(&command, &mut multiplexed)).await?;
+        Ok(match (&request.release, &request.acquire, reply) {
+            (Some(_), None, reply) => (Some(reply), None),
+            (None, _, reply) => (None, Some(reply)),
             (Some(_), Some(_), Value::Array(both)) => {
                 let mut both = both.into_iter();
                 (both.next(), both.next())
@@ -121,197 +128,212 @@ impl Up {
         })
     }
 
-    /// The command of a request that goes alone, as `take.lua`, `give.lua` and `pass.lua` read it.
-    fn written(&self, request: &Request) -> (&Script, Cmd) {
+    /// The command for one request, as `acquire_fast.lua`, `release_fast.lua` and
+    /// `handover_fast.lua` read it.
+    fn command(&self, request: &RedisRequest) -> (&Script, Cmd) {
         let (keys, scripts) = (&request.keys, &self.scripts);
-        // A cluster must know all keys: see `Core::declared`.
-        let mut others = match (self.in_crowds, request.claim()) {
+        // A cluster must know all keys: see `RedisCore::declared_keys`.
+        let mut others = match (self.can_batch, request.claim()) {
             (false, Some(id)) => keys.others(id).to_vec(),
             _ => Vec::new(),
         };
-        if !self.in_crowds && scripts.has_courtesy {
+        if !self.can_batch && scripts.has_courtesy {
             others.push(keys.handoffs());
         }
-        let (script, count) = match (&request.give, &request.take) {
-            (Some(_), None) => (&scripts.give, 2),
-            (None, _) => (&scripts.take, 3),
-            (Some(_), Some(_)) => (&scripts.pass, 3),
+        let (script, count) = match (&request.release, &request.acquire) {
+            (Some(_), None) => (&scripts.release, 2),
+            (None, _) => (&scripts.acquire, 3),
+            (Some(_), Some(_)) => (&scripts.handover, 3),
         };
         let mut command = script.call(count + others.len());
-        let mut text = String::with_capacity(256);
+        let mut buffer = String::with_capacity(256);
         command.arg(keys.lock());
-        if request.take.is_some() {
-            command.arg(keys.beside_in(&mut text, "fence"));
+        if request.acquire.is_some() {
+            command.arg(keys.write_aux_key(&mut buffer, "fence"));
         }
-        command.arg(keys.beside_in(&mut text, "queue")).arg(&others);
-        if let Some(Take { waiter, waits }) = &request.take {
-            let claim = &waiter.claim;
-            let note = claim.is_plain().then_some(&claim.note);
-            command.arg(self.value(&mut text, claim.id, claim.ttl, note));
-            command.arg(claim.ttl.as_millis() as u64).arg(self.floor).arg(claim.id.to_string());
+        command.arg(keys.write_aux_key(&mut buffer, "queue")).arg(&others);
+        if let Some(AcquirePart { waiter, waits }) = &request.acquire {
+            let (claim, connected_at) = (&waiter.claim, self.connected_at_us);
+            let note = claim.has_fast_path().then_some(&claim.note);
+            command.arg(self.fresh_value(&mut buffer, claim.id, claim.ttl, note));
+            command.arg(claim.ttl.as_millis() as u64).arg(connected_at).arg(claim.id.to_string());
             command
-                .arg(keys::written(claim, waiter.leases, self.floor, &self.inbox))
+                .arg(record::encode_claim(claim, waiter.leases, connected_at, &self.inbox))
                 .arg(u8::from(*waits));
         }
-        if let Some(Give { id, token, ttl, note }) = &request.give {
-            command.arg(self.value(&mut text, *id, *ttl, note.as_ref()));
+        if let Some(ReleasePart { id, token, ttl, note }) = &request.release {
+            command.arg(self.fresh_value(&mut buffer, *id, *ttl, note.as_ref()));
             command.arg(id.to_string()).arg(token.get());
-            if request.take.is_none() {
-                command.arg(self.floor);
+            if request.acquire.is_none() {
+                command.arg(self.connected_at_us);
             }
         }
-        if let Some(floor) = request.take.as_ref().and_then(|take| take.waiter.claim.floor) {
+        let acquire = request.acquire.as_ref();
+        if let Some(floor) = acquire.and_then(|acquire| acquire.waiter.claim.floor) {
             command.arg(floor.get());
         }
         (script, command)
     }
 
-    /// The value of a mutex that was just taken; nothing if it is not one.
-    fn value<'t>(
+    /// The value of a mutex as the fast path stores it; empty without a note.
+    fn fresh_value<'t>(
         &self,
-        text: &'t mut String,
+        buffer: &'t mut String,
         id: ClaimId,
         ttl: Duration,
         note: Option<&Note>,
     ) -> &'t str {
-        text.clear();
+        buffer.clear();
         if let Some(note) = note {
-            keys::write_value(text, id, ttl, note, &self.inbox);
+            record::encode_fresh_value(buffer, id, ttl, note, &self.inbox);
         }
-        text
+        buffer
     }
 
-    /// The command, as `batch.lua` reads it.
-    fn written_together(&self, requests: &[Arc<Request>]) -> Cmd {
+    /// The command for a batch, as `batch.lua` reads it.
+    fn batch_command(&self, requests: &[Arc<RedisRequest>]) -> Cmd {
         let script = &self.scripts.batch;
-        let gives = || both_first(requests).filter_map(|one| Some((one, one.give.as_ref()?)));
-        let takes = || both_first(requests).filter_map(|one| Some((one, one.take.as_ref()?)));
-        let (given, taken) = (gives().count(), takes().count());
-        let mut command = script.call(given + 3 * taken);
-        for (one, _) in gives() {
+        let releases =
+            || handovers_first(requests).filter_map(|one| Some((one, one.release.as_ref()?)));
+        let acquires =
+            || handovers_first(requests).filter_map(|one| Some((one, one.acquire.as_ref()?)));
+        let (released, acquired) = (releases().count(), acquires().count());
+        let mut command = script.call(released + 3 * acquired);
+        for (one, _) in releases() {
             command.arg(one.keys.lock());
         }
-        for (one, _) in takes() {
+        for (one, _) in acquires() {
             command.arg(one.keys.lock());
         }
-        let mut text = String::with_capacity(256);
-        for (one, _) in takes() {
-            command.arg(one.keys.beside_in(&mut text, "fence"));
+        let mut buffer = String::with_capacity(256);
+        for (one, _) in acquires() {
+            command.arg(one.keys.write_aux_key(&mut buffer, "fence"));
         }
-        for (one, _) in takes() {
-            command.arg(one.keys.beside_in(&mut text, "queue"));
+        for (one, _) in acquires() {
+            command.arg(one.keys.write_aux_key(&mut buffer, "queue"));
         }
-        let both = requests.iter().filter(|request| request.is_both()).count();
-        let ttl = takes().next().map_or(Duration::ZERO, |(_, take)| take.waiter.claim.ttl);
-        let numbers = [given as u64, taken as u64, both as u64, ttl.as_millis() as u64];
-        command.arg(self.floor).arg(&numbers);
-        for (_, Give { id, ttl, note, .. }) in gives() {
-            command.arg(self.value(&mut text, *id, *ttl, note.as_ref()));
+        let handovers = requests.iter().filter(|request| request.is_handover()).count();
+        let ttl = acquires().next().map_or(Duration::ZERO, |(_, one)| one.waiter.claim.ttl);
+        let numbers = [released as u64, acquired as u64, handovers as u64, ttl.as_millis() as u64];
+        command.arg(self.connected_at_us).arg(&numbers);
+        for (_, ReleasePart { id, ttl, note, .. }) in releases() {
+            command.arg(self.fresh_value(&mut buffer, *id, *ttl, note.as_ref()));
         }
-        for (_, Take { waiter, .. }) in takes() {
+        for (_, AcquirePart { waiter, .. }) in acquires() {
             let Claim { id, ttl, note, .. } = &waiter.claim;
-            command.arg(self.value(&mut text, *id, *ttl, Some(note)));
+            command.arg(self.fresh_value(&mut buffer, *id, *ttl, Some(note)));
         }
-        if takes().any(|(_, take)| take.waiter.claim.floor.is_some()) {
-            for (_, take) in takes() {
-                let own = take.waiter.claim.floor.map(|floor| floor.to_string());
-                command.arg(own.unwrap_or_default());
+        if acquires().any(|(_, acquire)| acquire.waiter.claim.floor.is_some()) {
+            for (_, acquire) in acquires() {
+                let floor = acquire.waiter.claim.floor.map(|floor| floor.to_string());
+                command.arg(floor.unwrap_or_default());
             }
         }
         command
     }
 }
 
-impl Transport for Up {
-    type Request = Arc<Request>;
-    type Answer = Both;
-    type Failed = Unanswered;
+impl Transport for RedisConnection {
+    type Request = Arc<RedisRequest>;
+    type Answer = RequestReplies;
+    type Failed = RedisRequestError;
 
     fn batch(&self) -> &Batcher<Self> {
-        &self.batch
+        &self.batcher
     }
 
     fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
-    /// All that take something have the same ttl.
-    fn goes_with(&self, leaving: &[Arc<Request>], request: &Arc<Request>) -> bool {
-        let ttl = |one: &Request| one.take.as_ref().map(|take| take.waiter.claim.ttl);
+    /// All acquisitions of a batch have the same ttl.
+    fn goes_with(&self, leaving: &[Arc<RedisRequest>], request: &Arc<RedisRequest>) -> bool {
+        let ttl = |one: &RedisRequest| one.acquire.as_ref().map(|part| part.waiter.claim.ttl);
         let theirs = || leaving.iter().find_map(|one| ttl(one));
-        leaving.len() < BATCH
+        leaving.len() < MAX_BATCH
             && ttl(request).is_none_or(|own| theirs().is_none_or(|theirs| theirs == own))
     }
 
-    async fn send(&self, requests: Vec<Arc<Request>>) -> Result<Vec<Both>, Unanswered> {
-        let command = self.written_together(&requests);
-        let mut connection = self.connection.clone();
-        let running = self.scripts.batch.run(&command, &mut connection);
-        match self.answer(PATIENCE, running).await {
-            // Perhaps for the sake of one of them, such as a name that the user may not touch: each
-            // goes alone, as if it were not the usual case.
-            Err(Unanswered::Refused(error)) if !error.is_retryable() => {
+    async fn send(
+        &self,
+        requests: Vec<Arc<RedisRequest>>,
+    ) -> Result<Vec<RequestReplies>, RedisRequestError> {
+        let command = self.batch_command(&requests);
+        let mut multiplexed = self.multiplexed.clone();
+        let running = self.scripts.batch.run(&command, &mut multiplexed);
+        match self.await_reply(REQUEST_TIMEOUT, running).await {
+            // One of them may be the cause, such as a name that the user may not touch. Send each
+            // alone, as if the fast path were not enough.
+            Err(RedisRequestError::Refused(error)) if !error.is_retryable() => {
                 let nothing = |wanted: bool| wanted.then_some(Value::Nil);
                 let each = requests.iter();
                 Ok(each
-                    .map(|it| (nothing(it.give.is_some()), nothing(it.take.is_some())))
+                    .map(|one| (nothing(one.release.is_some()), nothing(one.acquire.is_some())))
                     .collect())
             }
-            answer => told_apart(&requests, answer),
+            reply => split_replies(&requests, reply),
         }
     }
 
-    fn again(failed: &Unanswered) -> Unanswered {
-        failed.again()
+    fn again(failed: &RedisRequestError) -> RedisRequestError {
+        failed.duplicate()
     }
 
-    fn silence(failed: &Unanswered) -> Option<Unanswered> {
-        matches!(failed, Unanswered::Unknown(_)).then(|| failed.again())
+    fn silence(failed: &RedisRequestError) -> Option<RedisRequestError> {
+        matches!(failed, RedisRequestError::Unknown(_)).then(|| failed.duplicate())
     }
 }
 
-/// The order in which `batch.lua` reads requests and answers them.
-fn both_first(requests: &[Arc<Request>]) -> impl Iterator<Item = &Arc<Request>> {
-    let both = requests.iter().filter(|request| request.is_both());
-    both.chain(requests.iter().filter(|request| !request.is_both()))
+/// The order in which `batch.lua` reads the requests.
+fn handovers_first(requests: &[Arc<RedisRequest>]) -> impl Iterator<Item = &Arc<RedisRequest>> {
+    let handovers = requests.iter().filter(|request| request.is_handover());
+    handovers.chain(requests.iter().filter(|request| !request.is_handover()))
 }
 
-/// The answers, back in the order of the requests.
-fn told_apart(requests: &[Arc<Request>], answer: Answer) -> Result<Vec<Both>, Unanswered> {
-    let Value::Array(answers) = answer? else {
+/// The replies of `batch.lua`, in the order of the requests.
+fn split_replies(
+    requests: &[Arc<RedisRequest>],
+    reply: RedisReply,
+) -> Result<Vec<RequestReplies>, RedisRequestError> {
+    let Value::Array(replies) = reply? else {
         let what = "the server answered something unexpected".to_owned();
-        return Err(Unanswered::Unknown(failed(what, false, None)));
+        return Err(RedisRequestError::Unknown(unreachable_error(what, false, None)));
     };
-    let both = requests.iter().filter(|request| request.is_both()).count();
-    let given = requests.iter().filter(|request| request.give.is_some()).count();
-    let mut answers = answers.into_iter();
-    let mut part = |count| answers.by_ref().take(count).collect::<Vec<_>>().into_iter();
-    let (mut both_given, mut given, mut both_taken) = (part(both), part(given - both), part(both));
-    let each = |request: &Arc<Request>| match (&request.give, &request.take) {
-        (Some(_), Some(_)) => (both_given.next(), both_taken.next()),
-        (Some(_), None) => (given.next(), None),
-        (None, _) => (None, answers.next()),
+    let handovers = requests.iter().filter(|request| request.is_handover()).count();
+    let releases = requests.iter().filter(|request| request.release.is_some()).count();
+    let mut replies = replies.into_iter();
+    let mut part = |count| replies.by_ref().take(count).collect::<Vec<_>>().into_iter();
+    let mut handover_releases = part(handovers);
+    let mut releases = part(releases - handovers);
+    let mut handover_acquires = part(handovers);
+    let each = |request: &Arc<RedisRequest>| match (&request.release, &request.acquire) {
+        (Some(_), Some(_)) => (handover_releases.next(), handover_acquires.next()),
+        (Some(_), None) => (releases.next(), None),
+        (None, _) => (None, replies.next()),
     };
     Ok(requests.iter().map(each).collect())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::waiting::Waiters;
+    use super::super::waiters::RedisWaiters;
     use super::*;
 
-    /// As `batch.lua` answers: the locks given back, those of requests for both first, then those
-    /// taken, likewise. Here each by the letter of its request, small if it is given back.
+    /// `batch.lua` replies to the releases, those of hand-overs first, then to the acquisitions,
+    /// likewise. Here each reply is the name of its request, in lower case for a release.
     #[test]
-    fn every_request_gets_its_own_answers_whatever_came_before_it() {
+    fn every_request_gets_its_own_replies_whatever_came_before_it() {
         let ttl = Duration::from_secs(9);
-        let waiters = Waiters::new(ttl);
-        let request = |name: &str, gives: bool, takes: bool| {
+        let waiters = RedisWaiters::new(ttl);
+        let request = |name: &str, releases: bool, acquires: bool| {
             let claim = Claim::plain(name, ttl);
-            let give = Give { id: claim.id, token: Token::new(1), ttl, note: None };
-            let keys = Keys::new("", &claim.name);
-            let take = Take { waiter: waiters.enter(&claim), waits: true };
-            Arc::new(Request { keys, give: gives.then_some(give), take: takes.then_some(take) })
+            let release = ReleasePart { id: claim.id, token: Token::new(1), ttl, note: None };
+            let acquire = AcquirePart { waiter: waiters.register(&claim), waits: true };
+            Arc::new(RedisRequest {
+                keys: RedisKeys::new("", &claim.name),
+                release: releases.then_some(release),
+                acquire: acquires.then_some(acquire),
+            })
         };
         let requests = [
             request("a", true, false),
@@ -322,12 +344,12 @@ mod tests {
             request("f", true, true),
         ];
         let text = |letter: &str| Value::SimpleString(letter.to_owned());
-        let answers = ["c", "f", "a", "e", "C", "F", "B", "D"].map(text);
-        let order = both_first(&requests).map(|one| one.keys.lock()).collect::<String>();
+        let replies = ["c", "f", "a", "e", "C", "F", "B", "D"].map(text);
+        let order = handovers_first(&requests).map(|one| one.keys.lock()).collect::<String>();
         assert_eq!(order, "cfabde");
-        let told = told_apart(&requests, Ok(Value::Array(answers.to_vec()))).ok().unwrap();
+        let split = split_replies(&requests, Ok(Value::Array(replies.to_vec()))).ok().unwrap();
         let expected = [("a", ""), ("", "B"), ("c", "C"), ("", "D"), ("e", ""), ("f", "F")];
         let some = |letter: &str| (!letter.is_empty()).then(|| text(letter));
-        assert_eq!(told, expected.map(|(given, taken)| (some(given), some(taken))));
+        assert_eq!(split, expected.map(|(released, acquired)| (some(released), some(acquired))));
     }
 }

@@ -1,5 +1,6 @@
--- KEYS the cell; ARGV the version expected, write (1|0), the value. Answers done version |
--- found version value. Versions never return: they do not fall below the clock.
+-- Writes or removes a cell if it has the expected version. KEYS the cell; ARGV the version, write
+-- (1|0), the value. Returns done version | found version value. No version is used twice: a new one
+-- is not below the clock.
 local found = redis.call('HMGET', KEYS[1], 'version', 'value')
 if (found[1] or '0') ~= ARGV[1] then return { 'found', found[1] or '0', found[2] or '' } end
 if ARGV[2] == '0' then

@@ -1,24 +1,26 @@
--- KEYS lock and queue per claim; ARGV the inbox ('' leaves it as it is), then per claim id, token,
--- ttl, add (1: the ttl is added to what is left, for a fixed lease that began short, up to the
--- whole). Answers per claim: renewed left | revoked | lost | failed why.
+-- Renews leases. KEYS lock and queue per claim; ARGV the inbox ('' leaves it as it is), then per
+-- claim id, token, ttl, add (1: the ttl is added to what is left, up to the full ttl; for a fixed
+-- lease that began with a first lease). Returns per claim: renewed left | revoked | lost | failed
+-- why.
 
--- The note with the inbox of whoever renews, so that a break reaches it; nil if it is there.
+-- The note with the inbox of the client that renews, so that it is told of a break; nil if the note
+-- has that inbox already.
 local inbox = ARGV[1]
-local function readdressed(note)
+local function with_inbox(note)
   if inbox == '' or string.sub(note, 1, #inbox + 1) == inbox .. '|' then return nil end
   return inbox .. (string.match(note, '|.*$') or '||')
 end
 
 local function renew(k, id, token, ttl, add)
-  local value = value_of(k)
+  local value = live_value(k)
   local owner, held, flag, life, note = holder_of(k, value)
   if owner == id and (held == token or held == '0') then
     if flag == '1' then return { 'revoked' } end
     if add then ttl = math.min(ttl + call('PTTL', k.lock), tonumber(life)) end
-    local other = readdressed(note)
+    local other = with_inbox(note)
     if other or string.find(value, '^%x+::') then
-      -- One that is kept does not depend on the life of the fence.
-      even_if_full(k)
+      -- A stored token does not depend on the life of the fence.
+      allow_when_full(k)
       value = table.concat({ id, token, flag, life, other or note }, ':')
       call('SET', k.lock, value, 'PX', num(ttl))
     else
@@ -27,27 +29,27 @@ local function renew(k, id, token, ttl, add)
     return { 'renewed', ttl }
   end
   local record = is_shared(value) and call('HGET', k.held, id) or ''
-  local its, revoked, whole, note = string.match(record, '^(%d+)|(%d)|%a|%d+|(%d+)|(.*)$')
+  local its, revoked, full, note = string.match(record, '^(%d+)|(%d)|%a|%d+|(%d+)|(.*)$')
   local ends = its == token and call('ZSCORE', k.holders, id)
   if not ends then return { 'lost' } end
   if revoked == '1' then return { 'revoked' } end
-  if add then ttl = math.min(ttl + tonumber(ends) - now(), tonumber(whole)) end
-  even_if_full(k)
+  if add then ttl = math.min(ttl + tonumber(ends) - now(), tonumber(full)) end
+  allow_when_full(k)
   call('ZADD', k.holders, num(now() + ttl), id)
-  local other = readdressed(note)
+  local other = with_inbox(note)
   if other then
     call('HSET', k.held, id, string.sub(record, 1, #record - #note) .. other)
   end
-  outlast(k, ttl, false)
+  extend_shared(k, ttl, false)
   return { 'renewed', ttl }
 end
 
-local answers = {}
+local replies = {}
 for i = 0, (#ARGV - 1) / 4 - 1 do
   local id, token, ttl, add = unpack(ARGV, i * 4 + 2, i * 4 + 5)
-  -- A key that somebody overwrote with another type is one lock lost, not a batch refused.
-  local k = at(KEYS[2 * i + 1], KEYS[2 * i + 2])
-  local fine, answer = pcall(renew, k, id, token, tonumber(ttl), add == '1')
-  answers[i + 1] = fine and answer or failure(answer)
+  -- If a key was overwritten with another type, one lock is lost; the batch goes on.
+  local k = keys_of(KEYS[2 * i + 1], KEYS[2 * i + 2])
+  local fine, reply = pcall(renew, k, id, token, tonumber(ttl), add == '1')
+  replies[i + 1] = fine and reply or failure(reply)
 end
-return answers
+return replies

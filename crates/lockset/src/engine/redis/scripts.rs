@@ -1,32 +1,32 @@
-//! The scripts, and how one is run.
+//! The Lua scripts, and how one is run.
 
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, ToRedisArgs, Value};
 
-/// The scripts count in doubles, which are exact below this.
+/// The scripts compute in doubles, which are exact below this.
 pub(super) const TOKENS_END: u64 = 1 << 53;
 
 /// How long courtesy leaves a lock free: longer than most libraries pause between two attempts.
-const LEFT_FREE: Duration = Duration::from_millis(150);
+const COURTESY_FREE: Duration = Duration::from_millis(150);
 
-/// All that is decided on the server.
+/// Everything that is decided on the server.
 #[derive(Debug)]
 pub(super) struct Scripts {
-    pub(super) take: Script,
-    pub(super) give: Script,
-    pub(super) pass: Script,
+    pub(super) acquire: Script,
+    pub(super) release: Script,
+    pub(super) handover: Script,
     pub(super) batch: Script,
     pub(super) heartbeat: Script,
     pub(super) renew: Script,
-    pub(super) finish: Script,
+    pub(super) withdraw: Script,
     pub(super) adopt: Script,
     pub(super) amend: Script,
-    pub(super) look: Script,
+    pub(super) inspect: Script,
     pub(super) cell: Script,
-    pub(super) force: Script,
-    /// Whether locks are left free for others now and then.
+    pub(super) force_release: Script,
+    /// Whether locks are left free for other clients now and then.
     pub(super) has_courtesy: bool,
 }
 
@@ -34,36 +34,42 @@ impl Scripts {
     pub(super) fn new(fence_idle: Duration, courtesy: Option<Duration>) -> Self {
         let idle = fence_idle.as_millis().to_string();
         let after = courtesy.map_or(0, |after| after.as_millis()).to_string();
-        let free = LEFT_FREE.as_millis().to_string();
-        let common = include_str!("common.lua");
+        let free = COURTESY_FREE.as_millis().to_string();
         let end = TOKENS_END.to_string();
         let new = |code: String| {
             let code = code.replace("FENCE_IDLE_MS", &idle).replace("TOKENS_END", &end);
             Script::new(code.replace("COURTESY_MS", &after).replace("FREE_MS", &free))
         };
+        let common = include_str!("common.lua");
         let script = |body: &str| new(format!("{common}\n{body}"));
-        // The usual case, what it needs otherwise, and then the rest.
-        let usual = |usual: &str, rest: &str| new(format!("{usual}\n{common}\n{rest}"));
-        let drawing = |usual: &str| format!("{}\n{usual}", include_str!("draw.lua"));
+        // The fast path runs before the functions in `common.lua` are even defined.
+        let with_fast_path = |fast: &str, full: &str| new(format!("{fast}\n{common}\n{full}"));
+        let with_next_token = |fast: &str| format!("{}\n{fast}", include_str!("next_token.lua"));
         Self {
-            take: usual(&drawing(include_str!("take.lua")), include_str!("take_rest.lua")),
-            give: usual(include_str!("give.lua"), include_str!("give_rest.lua")),
-            pass: usual(&drawing(include_str!("pass.lua")), include_str!("pass_rest.lua")),
-            batch: new(drawing(include_str!("batch.lua"))),
+            acquire: with_fast_path(
+                &with_next_token(include_str!("acquire_fast.lua")),
+                include_str!("acquire.lua"),
+            ),
+            release: with_fast_path(include_str!("release_fast.lua"), include_str!("release.lua")),
+            handover: with_fast_path(
+                &with_next_token(include_str!("handover_fast.lua")),
+                include_str!("handover.lua"),
+            ),
+            batch: new(with_next_token(include_str!("batch.lua"))),
             heartbeat: script(include_str!("heartbeat.lua")),
             renew: script(include_str!("renew.lua")),
-            finish: script(include_str!("finish.lua")),
+            withdraw: script(include_str!("withdraw.lua")),
             adopt: script(include_str!("adopt.lua")),
             amend: script(include_str!("amend.lua")),
-            look: script(include_str!("look.lua")),
+            inspect: script(include_str!("inspect.lua")),
             cell: Script::new(include_str!("cell.lua").to_owned()),
-            force: script(include_str!("break.lua")),
+            force_release: script(include_str!("force_release.lua")),
             has_courtesy: courtesy.is_some(),
         }
     }
 }
 
-/// A script, and the hash by which the server knows it.
+/// A script, and its SHA-1 by which the server knows it.
 #[derive(Debug)]
 pub(super) struct Script {
     code: String,
@@ -76,7 +82,7 @@ impl Script {
         Self { code, hash }
     }
 
-    /// The command that runs it; keys and arguments are to follow.
+    /// The command that runs it; the caller adds keys and arguments.
     pub(super) fn call(&self, keys: usize) -> Cmd {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&self.hash).arg(keys);
@@ -89,34 +95,34 @@ impl Script {
         command
     }
 
-    /// The command that makes the server know it.
+    /// The command that loads it into the server.
     pub(super) fn load(&self) -> Cmd {
         let mut command = redis::cmd("SCRIPT");
         command.arg("LOAD").arg(&self.code);
         command
     }
 
-    /// Sends a command of this script, and the script if the server does not know it.
+    /// Runs a command of this script; loads the script first if the server does not know it.
     pub(super) async fn run(
         &self,
         command: &Cmd,
-        connection: &mut MultiplexedConnection,
+        multiplexed: &mut MultiplexedConnection,
     ) -> Result<Value, RedisError> {
-        match command.query_async(connection).await {
-            // It was not run.
+        match command.query_async(multiplexed).await {
+            // The script was not run.
             Err(error) if error.code() == Some("NOSCRIPT") => {
-                Box::pin(self.load_and_run(command, connection)).await
+                Box::pin(self.load_and_run(command, multiplexed)).await
             }
-            answer => answer,
+            reply => reply,
         }
     }
 
     async fn load_and_run(
         &self,
         command: &Cmd,
-        connection: &mut MultiplexedConnection,
+        multiplexed: &mut MultiplexedConnection,
     ) -> Result<Value, RedisError> {
-        self.load().query_async::<Value>(connection).await?;
-        command.query_async(connection).await
+        self.load().query_async::<Value>(multiplexed).await?;
+        command.query_async(multiplexed).await
     }
 }

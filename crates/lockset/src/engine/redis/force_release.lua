@@ -1,11 +1,12 @@
--- KEYS the name's lock and queue; ARGV now (1|0), the server's time when the connection was made.
--- Answers who held: value, token and what is left if exclusive, then the other holders as of look.
--- Holders are told; if nobody hears it, the next renewal tells.
-made = tonumber(ARGV[2])
-local k = at(KEYS[1], KEYS[2])
-local value = value_of(k) or ''
+-- Breaks a lock, or asks for it back. KEYS the name's lock and queue; ARGV now (1|0), the server's
+-- time when the connection was opened. Returns the holders: the lock's value, token and what is
+-- left if it is exclusive, then the other holders as in `inspect.lua`. Holders get a message; one
+-- that does not receive it finds out by its next renewal.
+connected_at = tonumber(ARGV[2])
+local k = keys_of(KEYS[1], KEYS[2])
+local value = live_value(k) or ''
 local left = call('PTTL', k.lock)
-local function tell(id, note)
+local function notify(id, note)
   local inbox = string.match(note, '^([^|]+)|')
   if inbox then publish(inbox, (ARGV[1] == '1' and 'b' or 'r') .. id) end
 end
@@ -17,15 +18,15 @@ for _, id in ipairs(sharing) do
   holders[#holders + 1] = record
   holders[#holders + 1] = tonumber(call('ZSCORE', k.holders, id)) - now()
   call('HSET', k.held, id, (string.gsub(record, '^(%d+)|%d|', '%1|1|')))
-  tell(id, string.match(record, '^%d+|%d|%a|%d+|%d+|(.*)$') or '')
+  notify(id, string.match(record, '^%d+|%d|%a|%d+|%d+|(.*)$') or '')
 end
 local owner, token, _, ttl, note = holder_of(k, value)
 if owner then
   call('SET', k.lock, owner .. ':' .. token .. ':1:' .. ttl .. ':' .. note, 'PX', math.max(left, 1))
-  tell(owner, note)
+  notify(owner, note)
 end
 if ARGV[1] == '1' then
   call('DEL', k.lock, k.holders, k.held)
-  hand_on(k, nil)
+  hand_over(k, nil)
 end
 return { value, token or '', left, holders }

@@ -1,7 +1,7 @@
--- KEYS the name's lock, queue and cell; changes nothing. Answers the lock's value and what is left,
--- the fence, the cell's version and value, then the holders (id, record, left …) and the waiters
--- (id, record …) in order.
-local k = at(KEYS[1], KEYS[2])
+-- Reads a name; changes nothing. KEYS the name's lock, queue and cell. Returns the lock's value and
+-- what is left of its lease, the fence, the cell's version and value, then the holders (id, record,
+-- left …) and the waiters (id, record …) in order.
+local k = keys_of(KEYS[1], KEYS[2])
 local value = call('GET', k.lock) or ''
 local holders, waiters = {}, {}
 if is_shared(value) then
