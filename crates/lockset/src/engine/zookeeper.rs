@@ -4,13 +4,13 @@
 //! the others watches the one before it. The nodes of a client belong to its session, so the
 //! session is the lease of all its locks. The parts, in the order in which a claim meets them:
 //!
-//! * `claims` is the way of one claim; `admission` decides from a list who is admitted and whom the
-//!   others wait for; `layout` knows names, paths and the order; `words` what is written down;
-//! * `keeping` is what happens while a lock is held: renewals, changes, losses; `leaving` is its
+//! * `acquire` is the way of one claim; `admission` decides from a list who is admitted and whom the
+//!   others wait for; `layout` knows names, paths and the order; `record` what is written down;
+//! * `renew` is what happens while a lock is held: renewals, changes, losses; `release` is its
 //!   end;
-//! * `session` sends requests and says what is unknown; `link` keeps its connection to one of the
-//!   `servers`; `trust` says until when a session's nodes are there; `wire` is ZooKeeper's format;
-//! * `look` shows what is there, and `cells` keeps what outlives its writer.
+//! * `session` sends requests and says what is unknown; `connection` keeps its connection to one of the
+//!   `connect`; `session_lease` says until when a session's nodes are there; `wire` is ZooKeeper's format;
+//! * `inspect` shows what is there, and `cells` keeps what outlives its writer.
 //!
 //! # A create whose answer is lost
 //! A claim's id is part of its node's name. After a lost connection the session is taken over by a
@@ -29,10 +29,10 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use tokio::sync::mpsc;
 
-use self::claims::Entry;
+use self::acquire::Entry;
+use self::connect::Servers;
+use self::inspect::Observers;
 use self::layout::Paths;
-use self::look::Observers;
-use self::servers::Servers;
 use self::session::{Fault, Happening, Session, failed, teller};
 use self::wire::{Acl, Hello, Kind, Refusal};
 use super::common::tombstones::Tombstones;
@@ -49,21 +49,21 @@ use crate::sync;
 use crate::token::Token;
 
 pub use self::layout::Layout;
-pub use self::words::Ownership;
+pub use self::record::Ownership;
 
+mod acquire;
 mod admission;
 mod cells;
-mod claims;
-mod keeping;
+mod connect;
+mod connection;
+mod inspect;
 mod layout;
-mod leaving;
-mod link;
-mod look;
-mod servers;
+mod record;
+mod release;
+mod renew;
 mod session;
-mod trust;
+mod session_lease;
 mod wire;
-mod words;
 
 const ENGINE: &str = "zookeeper";
 /// How long somebody who has no place in the queue yet waits for a connection.
@@ -189,8 +189,8 @@ impl ZooKeeper {
         });
         core.make_chroot().await?;
         let tasks = vec![
-            tokio::spawn(keeping::heed_all(core.clone(), happening)).abort_handle(),
-            tokio::spawn(keeping::end_leases(core.clone())).abort_handle(),
+            tokio::spawn(renew::heed_all(core.clone(), happening)).abort_handle(),
+            tokio::spawn(renew::end_leases(core.clone())).abort_handle(),
         ];
         Ok(Self { core, tasks })
     }
@@ -333,7 +333,7 @@ impl Engine for ZooKeeper {
     }
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        look::watch(self.core.clone(), scope.clone())
+        inspect::watch(self.core.clone(), scope.clone())
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {

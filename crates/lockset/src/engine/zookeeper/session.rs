@@ -1,5 +1,5 @@
 //! One session: what was asked and not yet answered, what is watched, and how long it can be
-//! trusted. `link` keeps its connection.
+//! trusted. `connection` keeps its connection.
 //!
 //! Requests are written down at once, in order, and travel together; nothing is queued while there
 //! is no connection, and nothing is ever sent twice. An answer that did not come is
@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use super::servers::Servers;
-use super::trust::Trust;
+use super::connect::Servers;
+use super::session_lease::Trust;
 use super::wire::{
     self, Acl, Change, Garbled, Hello, Kind, Op, Part, Reader, Refusal, Stat, Writer,
 };
-use super::{ENGINE, link};
+use super::{ENGINE, connection};
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
 use crate::sync;
@@ -274,7 +274,7 @@ impl Session {
             wake: Notify::new(),
             tell,
         });
-        let task = tokio::spawn(link::keep(shared.clone())).abort_handle();
+        let task = tokio::spawn(connection::keep(shared.clone())).abort_handle();
         Self { shared, task }
     }
 

@@ -9,14 +9,14 @@ use futures_util::StreamExt;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::mpsc;
 
+use super::acquire::Trouble;
 use super::admission::holders;
 use super::cells::cell_of;
-use super::claims::Trouble;
-use super::keeping::{cannot_ask, edit};
 use super::layout::Place;
+use super::record::Words;
+use super::renew::{cannot_ask, edit};
 use super::session::Fault;
 use super::wire::{Refusal, Stat};
-use super::words::Words;
 use super::{Core, PATIENCE};
 use crate::clock::Moment;
 use crate::engine::common::watch::{Recheck, hints_of, watch_states_with};

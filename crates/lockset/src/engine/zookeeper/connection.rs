@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::servers::{Stream, is_refusal};
+use super::connect::{Stream, is_refusal};
 use super::session::Shared;
 use super::wire::{self, Hello, LONGEST_FRAME, Op, Writer};
 use crate::clock::Moment;

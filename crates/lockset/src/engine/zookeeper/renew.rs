@@ -6,10 +6,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 
-use super::claims::{Asking, Entry, Node};
+use super::acquire::{Asking, Entry, Node};
+use super::record::{Key, Words};
 use super::session::{Answered, Fault, Happening, PASSES, Session, failed};
 use super::wire::{Change, Hello, Kind, Part, Refusal};
-use super::words::{Key, Words};
 use super::{Book, Core, MAIN, PATIENCE, Tag};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Event, Grant, Mode};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::acquire::{Asking, Entered, Entry, Node, Settled, Trouble};
 use super::admission::{Verdict, judge};
-use super::claims::{Asking, Entered, Entry, Node, Settled, Trouble};
 use super::layout::number_of;
 use super::session::{Answer, Answered, Fault, PASSES, Session, failed};
 use super::wire::Refusal;
