@@ -30,11 +30,11 @@ use futures_core::stream::BoxStream;
 use tokio::sync::mpsc;
 
 use self::acquire::Entry;
+use self::client::session::{Fault, Happening, Session, failed, teller};
+use self::client::wire::{Acl, Hello, Kind, Refusal};
 use self::connect::Servers;
 use self::inspect::Observers;
 use self::layout::Paths;
-use self::session::{Fault, Happening, Session, failed, teller};
-use self::wire::{Acl, Hello, Kind, Refusal};
 use super::common::tombstones::Tombstones;
 use super::common::watch::told_once;
 use super::{
@@ -54,16 +54,13 @@ pub use self::record::Ownership;
 mod acquire;
 mod admission;
 mod cells;
+mod client;
 mod connect;
-mod connection;
 mod inspect;
 mod layout;
 mod record;
 mod release;
 mod renew;
-mod session;
-mod session_lease;
-mod wire;
 
 const ENGINE: &str = "zookeeper";
 /// How long somebody who has no place in the queue yet waits for a connection.

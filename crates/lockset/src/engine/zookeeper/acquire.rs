@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::admission::{Verdict, WaitFor, judge};
+use super::client::session::{Answer, Answered, Fault, PASSES, Session, Watching, failed};
+use super::client::wire::{Hello, Kind, Refusal};
 use super::layout::number_of;
 use super::record::{Key, Words, token_of};
 use super::release::{Unsure, gone};
-use super::session::{Answer, Answered, Fault, PASSES, Session, Watching, failed};
-use super::wire::{Hello, Kind, Refusal};
 use super::{Book, Core, ENGINE, MAIN, PATIENCE, Tag, at_most, new_session, no_fence, teller};
 use crate::clock::Moment;
 use crate::engine::common::admission::check_permits;

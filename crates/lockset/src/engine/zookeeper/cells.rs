@@ -5,8 +5,8 @@
 //! has a child of a random name that lives as long as it: a change checks the count *and* that the
 //! child is there, and thus cannot meet another cell of the same name and the same count.
 
-use super::session::Fault;
-use super::wire::{Kind, Part, Refusal, Stat};
+use super::client::session::Fault;
+use super::client::wire::{Kind, Part, Refusal, Stat};
 use super::{Core, PATIENCE};
 use crate::engine::{Cell, Swap, Version};
 use crate::error::{Error, Result};

@@ -6,9 +6,9 @@ use tokio::sync::oneshot;
 
 use super::acquire::{Asking, Entered, Entry, Node, Settled, Trouble};
 use super::admission::{Verdict, judge};
+use super::client::session::{Answer, Answered, Fault, PASSES, Session, failed};
+use super::client::wire::Refusal;
 use super::layout::number_of;
-use super::session::{Answer, Answered, Fault, PASSES, Session, failed};
-use super::wire::Refusal;
 use super::{Core, MAIN, PATIENCE};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant};

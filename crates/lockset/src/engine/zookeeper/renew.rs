@@ -7,9 +7,9 @@ use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 
 use super::acquire::{Asking, Entry, Node};
+use super::client::session::{Answered, Fault, Happening, PASSES, Session, failed};
+use super::client::wire::{Change, Hello, Kind, Part, Refusal};
 use super::record::{Key, Words};
-use super::session::{Answered, Fault, Happening, PASSES, Session, failed};
-use super::wire::{Change, Hello, Kind, Part, Refusal};
 use super::{Book, Core, MAIN, PATIENCE, Tag};
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Event, Grant, Mode};

@@ -3,12 +3,12 @@
 use std::fmt;
 
 /// The longest frame that is read; a server sends more only if it was told to.
-pub(super) const LONGEST_FRAME: usize = 32 << 20;
+pub(in crate::engine::zookeeper) const LONGEST_FRAME: usize = 32 << 20;
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
-pub(super) enum Op {
+pub(in crate::engine::zookeeper) enum Op {
     Delete = 2,
     GetData = 4,
     SetData = 5,
@@ -26,7 +26,7 @@ pub(super) enum Op {
 
 impl Op {
     /// Whether its answer has been with the leader.
-    pub(super) fn is_answered_by_leader(self) -> bool {
+    pub(in crate::engine::zookeeper) fn is_answered_by_leader(self) -> bool {
         use Op::{Create, CreateContainer, Delete, Multi, SetData, Sync};
         matches!(self, Create | CreateContainer | Delete | SetData | Multi | Sync)
     }
@@ -34,17 +34,17 @@ impl Op {
 
 /// What a server answers instead of doing what it was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal(pub(super) i32);
+pub(in crate::engine::zookeeper) struct Refusal(pub(super) i32);
 
 impl Refusal {
-    pub(super) const UNIMPLEMENTED: Refusal = Refusal(-6);
-    pub(super) const NO_NODE: Refusal = Refusal(-101);
-    pub(super) const NO_AUTH: Refusal = Refusal(-102);
-    pub(super) const BAD_VERSION: Refusal = Refusal(-103);
-    pub(super) const NODE_EXISTS: Refusal = Refusal(-110);
-    pub(super) const SESSION_EXPIRED: Refusal = Refusal(-112);
-    pub(super) const AUTH_FAILED: Refusal = Refusal(-115);
-    pub(super) const SESSION_MOVED: Refusal = Refusal(-118);
+    pub(in crate::engine::zookeeper) const UNIMPLEMENTED: Refusal = Refusal(-6);
+    pub(in crate::engine::zookeeper) const NO_NODE: Refusal = Refusal(-101);
+    pub(in crate::engine::zookeeper) const NO_AUTH: Refusal = Refusal(-102);
+    pub(in crate::engine::zookeeper) const BAD_VERSION: Refusal = Refusal(-103);
+    pub(in crate::engine::zookeeper) const NODE_EXISTS: Refusal = Refusal(-110);
+    pub(in crate::engine::zookeeper) const SESSION_EXPIRED: Refusal = Refusal(-112);
+    pub(in crate::engine::zookeeper) const AUTH_FAILED: Refusal = Refusal(-115);
+    pub(in crate::engine::zookeeper) const SESSION_MOVED: Refusal = Refusal(-118);
 
     /// In a transaction that was not done, the parts that were not looked at.
     const NOT_TRIED: Refusal = Refusal(-2);
@@ -74,41 +74,41 @@ impl fmt::Display for Refusal {
 
 /// Bytes that make no sense.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Garbled;
+pub(in crate::engine::zookeeper) struct Garbled;
 
 /// What is to be sent.
 #[derive(Debug, Default)]
-pub(super) struct Writer(pub(super) Vec<u8>);
+pub(in crate::engine::zookeeper) struct Writer(pub(super) Vec<u8>);
 
 impl Writer {
-    pub(super) fn int(&mut self, value: i32) -> &mut Self {
+    pub(in crate::engine::zookeeper) fn int(&mut self, value: i32) -> &mut Self {
         self.0.extend_from_slice(&value.to_be_bytes());
         self
     }
 
-    pub(super) fn long(&mut self, value: i64) -> &mut Self {
+    pub(in crate::engine::zookeeper) fn long(&mut self, value: i64) -> &mut Self {
         self.0.extend_from_slice(&value.to_be_bytes());
         self
     }
 
-    pub(super) fn boolean(&mut self, value: bool) -> &mut Self {
+    pub(in crate::engine::zookeeper) fn boolean(&mut self, value: bool) -> &mut Self {
         self.0.push(u8::from(value));
         self
     }
 
-    pub(super) fn buffer(&mut self, bytes: &[u8]) -> &mut Self {
+    pub(in crate::engine::zookeeper) fn buffer(&mut self, bytes: &[u8]) -> &mut Self {
         // Names, notes and cells are far shorter than this can count.
         self.int(i32::try_from(bytes.len()).unwrap_or(i32::MAX));
         self.0.extend_from_slice(bytes);
         self
     }
 
-    pub(super) fn text(&mut self, text: &str) -> &mut Self {
+    pub(in crate::engine::zookeeper) fn text(&mut self, text: &str) -> &mut Self {
         self.buffer(text.as_bytes())
     }
 
     /// Writes `body` after its length.
-    pub(super) fn frame(&mut self, body: impl FnOnce(&mut Writer)) {
+    pub(in crate::engine::zookeeper) fn frame(&mut self, body: impl FnOnce(&mut Writer)) {
         let start = self.0.len();
         self.int(0);
         body(self);
@@ -119,7 +119,7 @@ impl Writer {
 
 /// What was received.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+pub(in crate::engine::zookeeper) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8], Garbled> {
@@ -132,31 +132,31 @@ impl<'a> Reader<'a> {
         self.take(N)?.try_into().map_err(|_| Garbled)
     }
 
-    pub(super) fn int(&mut self) -> Result<i32, Garbled> {
+    pub(in crate::engine::zookeeper) fn int(&mut self) -> Result<i32, Garbled> {
         self.array().map(i32::from_be_bytes)
     }
 
-    pub(super) fn long(&mut self) -> Result<i64, Garbled> {
+    pub(in crate::engine::zookeeper) fn long(&mut self) -> Result<i64, Garbled> {
         self.array().map(i64::from_be_bytes)
     }
 
-    pub(super) fn boolean(&mut self) -> Result<bool, Garbled> {
+    pub(in crate::engine::zookeeper) fn boolean(&mut self) -> Result<bool, Garbled> {
         Ok(self.array::<1>()? != [0])
     }
 
     /// A missing buffer is an empty one.
-    pub(super) fn buffer(&mut self) -> Result<&'a [u8], Garbled> {
+    pub(in crate::engine::zookeeper) fn buffer(&mut self) -> Result<&'a [u8], Garbled> {
         match self.int()? {
             -1 => Ok(&[]),
             length => self.take(usize::try_from(length).map_err(|_| Garbled)?),
         }
     }
 
-    pub(super) fn text(&mut self) -> Result<&'a str, Garbled> {
+    pub(in crate::engine::zookeeper) fn text(&mut self) -> Result<&'a str, Garbled> {
         std::str::from_utf8(self.buffer()?).map_err(|_| Garbled)
     }
 
-    pub(super) fn texts(&mut self) -> Result<Vec<String>, Garbled> {
+    pub(in crate::engine::zookeeper) fn texts(&mut self) -> Result<Vec<String>, Garbled> {
         let count = usize::try_from(self.int()?.max(0)).map_err(|_| Garbled)?;
         // Each takes at least its length, so a lying count cannot make us reserve much.
         let mut texts = Vec::with_capacity(count.min(self.0.len() / 4));
@@ -166,7 +166,7 @@ impl<'a> Reader<'a> {
         Ok(texts)
     }
 
-    pub(super) fn stat(&mut self) -> Result<Stat, Garbled> {
+    pub(in crate::engine::zookeeper) fn stat(&mut self) -> Result<Stat, Garbled> {
         let czxid = self.long()?;
         let mzxid = self.long()?;
         self.take(16)?;
@@ -180,20 +180,20 @@ impl<'a> Reader<'a> {
 
 /// What matters of a node's facts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stat {
+pub(in crate::engine::zookeeper) struct Stat {
     /// The transaction that created the node.
-    pub(super) czxid: i64,
+    pub(in crate::engine::zookeeper) czxid: i64,
     /// The transaction that last changed its data.
-    pub(super) mzxid: i64,
+    pub(in crate::engine::zookeeper) mzxid: i64,
     /// How often its data was changed.
-    pub(super) version: i32,
+    pub(in crate::engine::zookeeper) version: i32,
     /// The session whose end is the node's.
-    pub(super) owner: i64,
+    pub(in crate::engine::zookeeper) owner: i64,
 }
 
 /// How a node lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::engine::zookeeper) enum Kind {
     Persistent = 0,
     Ephemeral = 1,
     EphemeralSequential = 3,
@@ -203,7 +203,7 @@ pub(super) enum Kind {
 
 /// Who may do what with a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Acl {
+pub(in crate::engine::zookeeper) enum Acl {
     Anybody,
     /// Only the user that made it.
     Creator,
@@ -211,7 +211,13 @@ pub(super) enum Acl {
 
 const ALL_PERMISSIONS: i32 = 31;
 
-pub(super) fn create(w: &mut Writer, path: &str, data: &[u8], acl: Acl, kind: Kind) {
+pub(in crate::engine::zookeeper) fn create(
+    w: &mut Writer,
+    path: &str,
+    data: &[u8],
+    acl: Acl,
+    kind: Kind,
+) {
     w.text(path).buffer(data).int(1).int(ALL_PERMISSIONS);
     match acl {
         Acl::Anybody => w.text("world").text("anyone"),
@@ -222,14 +228,14 @@ pub(super) fn create(w: &mut Writer, path: &str, data: &[u8], acl: Acl, kind: Ki
 
 /// Part of a transaction.
 #[derive(Clone, Debug)]
-pub(super) enum Part {
+pub(in crate::engine::zookeeper) enum Part {
     Create { path: String, data: Vec<u8>, acl: Acl, kind: Kind },
     Delete { path: String, version: i32 },
     SetData { path: String, data: Vec<u8>, version: i32 },
     Check { path: String, version: i32 },
 }
 
-pub(super) fn multi(w: &mut Writer, parts: &[Part]) {
+pub(in crate::engine::zookeeper) fn multi(w: &mut Writer, parts: &[Part]) {
     for part in parts {
         let op = match part {
             Part::Create { .. } => Op::Create,
@@ -252,7 +258,9 @@ pub(super) fn multi(w: &mut Writer, parts: &[Part]) {
 }
 
 /// Why a transaction was not done, if it was not: which part, and why.
-pub(super) fn multi_refusal(answer: &[u8]) -> Result<Option<(usize, Refusal)>, Garbled> {
+pub(in crate::engine::zookeeper) fn multi_refusal(
+    answer: &[u8],
+) -> Result<Option<(usize, Refusal)>, Garbled> {
     let mut reader = Reader(answer);
     let mut index = 0;
     let mut refusal = None;
@@ -275,22 +283,22 @@ pub(super) fn multi_refusal(answer: &[u8]) -> Result<Option<(usize, Refusal)>, G
 
 /// What begins every answer: which request it is for, the server's transaction, and a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
-    pub(super) xid: i32,
-    pub(super) zxid: i64,
-    pub(super) error: i32,
+pub(in crate::engine::zookeeper) struct Head {
+    pub(in crate::engine::zookeeper) xid: i32,
+    pub(in crate::engine::zookeeper) zxid: i64,
+    pub(in crate::engine::zookeeper) error: i32,
 }
 
-pub(super) const WATCH_XID: i32 = -1;
-pub(super) const AUTH_XID: i32 = -4;
+pub(in crate::engine::zookeeper) const WATCH_XID: i32 = -1;
+pub(in crate::engine::zookeeper) const AUTH_XID: i32 = -4;
 
-pub(super) fn head(reader: &mut Reader<'_>) -> Result<Head, Garbled> {
+pub(in crate::engine::zookeeper) fn head(reader: &mut Reader<'_>) -> Result<Head, Garbled> {
     Ok(Head { xid: reader.int()?, zxid: reader.long()?, error: reader.int()? })
 }
 
 /// What happened to a watched node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(in crate::engine::zookeeper) enum Change {
     Created,
     Deleted,
     Data,
@@ -299,7 +307,9 @@ pub(super) enum Change {
 
 /// A change of a watched node; `None` for words about the session, which the connection itself
 /// tells better.
-pub(super) fn event<'a>(reader: &mut Reader<'a>) -> Result<Option<(Change, &'a str)>, Garbled> {
+pub(in crate::engine::zookeeper) fn event<'a>(
+    reader: &mut Reader<'a>,
+) -> Result<Option<(Change, &'a str)>, Garbled> {
     let (kind, _state, path) = (reader.int()?, reader.int()?, reader.text()?);
     let change = match kind {
         1 => Change::Created,
@@ -313,17 +323,17 @@ pub(super) fn event<'a>(reader: &mut Reader<'a>) -> Result<Option<(Change, &'a s
 
 /// How a session is asked for, or for again.
 #[derive(Clone, Debug)]
-pub(super) struct Hello {
+pub(in crate::engine::zookeeper) struct Hello {
     /// The newest transaction seen: a server that is behind it must not be believed.
-    pub(super) seen: i64,
-    pub(super) timeout_ms: i32,
+    pub(in crate::engine::zookeeper) seen: i64,
+    pub(in crate::engine::zookeeper) timeout_ms: i32,
     /// 0 for a new one.
-    pub(super) session: i64,
-    pub(super) password: Vec<u8>,
+    pub(in crate::engine::zookeeper) session: i64,
+    pub(in crate::engine::zookeeper) password: Vec<u8>,
 }
 
 impl Hello {
-    pub(super) fn write(&self, w: &mut Writer) {
+    pub(in crate::engine::zookeeper) fn write(&self, w: &mut Writer) {
         w.frame(|w| {
             w.int(0).long(self.seen).int(self.timeout_ms).long(self.session);
             w.buffer(&self.password).boolean(false);
@@ -332,7 +342,7 @@ impl Hello {
 }
 
 /// The answer to a [`Hello`]: the session, or `None` if it has expired.
-pub(super) fn welcome(frame: &[u8]) -> Result<Option<Hello>, Garbled> {
+pub(in crate::engine::zookeeper) fn welcome(frame: &[u8]) -> Result<Option<Hello>, Garbled> {
     let mut reader = Reader(frame);
     let (_version, timeout_ms) = (reader.int()?, reader.int()?);
     let (session, password) = (reader.long()?, reader.buffer()?.to_vec());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::connect::{Stream, is_refusal};
+use super::super::connect::{Stream, is_refusal};
 use super::session::Shared;
 use super::wire::{self, Hello, LONGEST_FRAME, Op, Writer};
 use crate::clock::Moment;
@@ -18,7 +18,7 @@ const RESPITE: (Duration, Duration) = (Duration::from_millis(10), Duration::from
 const BEATS: u32 = 12;
 
 /// Keeps the session connected until it has ended.
-pub(super) async fn keep(session: Arc<Shared>) {
+pub(in crate::engine::zookeeper) async fn keep(session: Arc<Shared>) {
     let mut server = rand::random_range(0..session.servers.count());
     let (mut failures, mut refusals, mut pause) = (0, 0, PAUSES.0);
     loop {

@@ -12,12 +12,13 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use super::connect::Servers;
+use super::super::ENGINE;
+use super::super::connect::Servers;
+use super::connection;
 use super::session_lease::Trust;
 use super::wire::{
     self, Acl, Change, Garbled, Hello, Kind, Op, Part, Reader, Refusal, Stat, Writer,
 };
-use super::{ENGINE, connection};
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
 use crate::sync;
@@ -28,7 +29,7 @@ const LEAST_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Why a request has no answer that says what was asked for.
 #[derive(Clone, Debug)]
-pub(super) enum Fault {
+pub(in crate::engine::zookeeper) enum Fault {
     /// The server said no; nothing was done.
     Refused(Refusal),
     /// It was never sent.
@@ -40,12 +41,12 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    pub(super) fn is(&self, refusal: Refusal) -> bool {
+    pub(in crate::engine::zookeeper) fn is(&self, refusal: Refusal) -> bool {
         matches!(self, Fault::Refused(why) if *why == refusal)
     }
 
     /// The next connection knows more, perhaps with another session.
-    pub(super) fn is_passing(&self) -> bool {
+    pub(in crate::engine::zookeeper) fn is_passing(&self) -> bool {
         match self {
             Fault::Refused(why) => is_passing(*why),
             Fault::NotSent | Fault::Unknown => true,
@@ -72,21 +73,21 @@ impl From<Fault> for Error {
 }
 
 /// The pause before whatever met a passing fault is tried again: the server ends the connection.
-pub(super) const PASSES: Duration = Duration::from_millis(5);
+pub(in crate::engine::zookeeper) const PASSES: Duration = Duration::from_millis(5);
 
 fn is_passing(why: Refusal) -> bool {
     why == Refusal::SESSION_EXPIRED || why == Refusal::SESSION_MOVED
 }
 
-pub(super) fn failed(what: String, retryable: bool) -> Error {
+pub(in crate::engine::zookeeper) fn failed(what: String, retryable: bool) -> Error {
     Error::Unreachable { engine: ENGINE, what, retryable, source: None }
 }
 
-pub(super) type Answered<T> = std::result::Result<T, Fault>;
+pub(in crate::engine::zookeeper) type Answered<T> = std::result::Result<T, Fault>;
 
 /// What a session tells without being asked.
 #[derive(Debug)]
-pub(super) enum Happening {
+pub(in crate::engine::zookeeper) enum Happening {
     Changed(Change, String),
     Connected,
     Cut,
@@ -100,32 +101,32 @@ pub(super) enum Happening {
 
 /// Whether there is a connection, and in which session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Status {
-    pub(super) connected: bool,
+pub(in crate::engine::zookeeper) struct Status {
+    pub(in crate::engine::zookeeper) connected: bool,
     /// Which connection; never the same twice.
-    pub(super) connection: u64,
+    pub(in crate::engine::zookeeper) connection: u64,
     /// Which session of this client; never the same twice.
-    pub(super) epoch: u64,
+    pub(in crate::engine::zookeeper) epoch: u64,
     /// There will be no other.
-    pub(super) ended: bool,
+    pub(in crate::engine::zookeeper) ended: bool,
 }
 
 /// A session and its connection, until this is dropped.
-pub(super) struct Session {
-    pub(super) shared: Arc<Shared>,
+pub(in crate::engine::zookeeper) struct Session {
+    pub(in crate::engine::zookeeper) shared: Arc<Shared>,
     task: tokio::task::AbortHandle,
 }
 
 /// What a session's users and its connection share.
-pub(super) struct Shared {
-    pub(super) clock: Clock,
-    pub(super) servers: Arc<Servers>,
+pub(in crate::engine::zookeeper) struct Shared {
+    pub(in crate::engine::zookeeper) clock: Clock,
+    pub(in crate::engine::zookeeper) servers: Arc<Servers>,
     /// A new session is made when this one has expired.
-    pub(super) begins_again: bool,
+    pub(in crate::engine::zookeeper) begins_again: bool,
     state: Mutex<State>,
-    pub(super) status: watch::Sender<Status>,
+    pub(in crate::engine::zookeeper) status: watch::Sender<Status>,
     /// Something is to be written, or to be done about the connection.
-    pub(super) wake: Notify,
+    pub(in crate::engine::zookeeper) wake: Notify,
     tell: Box<dyn Fn(Happening) + Send + Sync>,
 }
 
@@ -157,46 +158,48 @@ struct Pending {
 
 /// An answer's body, and the transaction that the server was at.
 #[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) zxid: i64,
-    pub(super) body: Vec<u8>,
+pub(in crate::engine::zookeeper) struct Reply {
+    pub(in crate::engine::zookeeper) zxid: i64,
+    pub(in crate::engine::zookeeper) body: Vec<u8>,
 }
 
 /// An answer that is on its way.
 #[derive(Debug)]
-pub(super) struct Answer(std::result::Result<oneshot::Receiver<Answered<Reply>>, Fault>);
+pub(in crate::engine::zookeeper) struct Answer(
+    std::result::Result<oneshot::Receiver<Answered<Reply>>, Fault>,
+);
 
 impl Answer {
-    pub(super) async fn reply(self) -> Answered<Reply> {
+    pub(in crate::engine::zookeeper) async fn reply(self) -> Answered<Reply> {
         match self.0 {
             Ok(answer) => answer.await.unwrap_or(Err(Fault::Unknown)),
             Err(fault) => Err(fault),
         }
     }
 
-    pub(super) async fn done(self) -> Answered<()> {
+    pub(in crate::engine::zookeeper) async fn done(self) -> Answered<()> {
         self.reply().await.map(|_| ())
     }
 
     /// Of a create: the node's path and facts.
-    pub(super) async fn created(self) -> Answered<(String, Stat)> {
+    pub(in crate::engine::zookeeper) async fn created(self) -> Answered<(String, Stat)> {
         let reply = self.reply().await?;
         let mut reader = Reader(&reply.body);
         Ok((reader.text()?.to_owned(), reader.stat()?))
     }
 
-    pub(super) async fn data(self) -> Answered<(Vec<u8>, Stat)> {
+    pub(in crate::engine::zookeeper) async fn data(self) -> Answered<(Vec<u8>, Stat)> {
         let reply = self.reply().await?;
         let mut reader = Reader(&reply.body);
         Ok((reader.buffer()?.to_vec(), reader.stat()?))
     }
 
-    pub(super) async fn children(self) -> Answered<Vec<String>> {
+    pub(in crate::engine::zookeeper) async fn children(self) -> Answered<Vec<String>> {
         Ok(Reader(&self.reply().await?.body).texts()?)
     }
 
     /// Of a transaction: the number it got.
-    pub(super) async fn transaction(self) -> Answered<i64> {
+    pub(in crate::engine::zookeeper) async fn transaction(self) -> Answered<i64> {
         let reply = self.reply().await?;
         match wire::multi_refusal(&reply.body)? {
             None => Ok(reply.zxid),
@@ -215,7 +218,7 @@ impl Drop for Wish<'_> {
 }
 
 /// A change that somebody waits for, until this is dropped.
-pub(super) struct Watching {
+pub(in crate::engine::zookeeper) struct Watching {
     shared: Arc<Shared>,
     path: String,
     change: Arc<Notify>,
@@ -223,7 +226,7 @@ pub(super) struct Watching {
 
 impl Watching {
     /// The node changed, or the connection ended and with it the watch.
-    pub(super) async fn changed(&self) {
+    pub(in crate::engine::zookeeper) async fn changed(&self) {
         self.change.notified().await;
     }
 }
@@ -243,7 +246,7 @@ impl Drop for Watching {
 impl Session {
     /// A session that is asked for at once, on the present runtime. Nothing is known of it before
     /// [`ready`](Session::ready).
-    pub(super) fn start(
+    pub(in crate::engine::zookeeper) fn start(
         servers: Arc<Servers>,
         clock: Clock,
         hello: Hello,
@@ -278,16 +281,16 @@ impl Session {
         Self { shared, task }
     }
 
-    pub(super) fn status(&self) -> Status {
+    pub(in crate::engine::zookeeper) fn status(&self) -> Status {
         *self.shared.status.borrow()
     }
 
-    pub(super) fn news(&self) -> watch::Receiver<Status> {
+    pub(in crate::engine::zookeeper) fn news(&self) -> watch::Receiver<Status> {
         self.shared.status.subscribe()
     }
 
     /// Waits for a connection.
-    pub(super) async fn ready(&self, deadline: Moment) -> Result<Status> {
+    pub(in crate::engine::zookeeper) async fn ready(&self, deadline: Moment) -> Result<Status> {
         let status = self.status();
         if status.connected {
             return Ok(status);
@@ -308,38 +311,38 @@ impl Session {
     }
 
     /// The timeout that was negotiated.
-    pub(super) fn timeout(&self) -> Duration {
+    pub(in crate::engine::zookeeper) fn timeout(&self) -> Duration {
         self.shared.state().timeout
     }
 
     /// Its id and password, by which another process can take it over.
-    pub(super) fn credentials(&self) -> (i64, Vec<u8>) {
+    pub(in crate::engine::zookeeper) fn credentials(&self) -> (i64, Vec<u8>) {
         let state = self.shared.state();
         (state.hello.session, state.hello.password.clone())
     }
 
-    pub(super) fn id(&self) -> i64 {
+    pub(in crate::engine::zookeeper) fn id(&self) -> i64 {
         self.shared.state().hello.session
     }
 
     /// Until when nodes of this session are there, whatever happens.
-    pub(super) fn trusted_until(&self) -> Moment {
+    pub(in crate::engine::zookeeper) fn trusted_until(&self) -> Moment {
         self.shared.state().trust.as_ref().map_or(Moment::from_nanos(0), Trust::until)
     }
 
     /// How long a lock that is renewed may be believed in now: two thirds of the timeout at most,
     /// also right after a handshake that is good for more, so that a lease is always as long.
-    pub(super) fn lease_from(&self, now: Moment) -> Moment {
+    pub(in crate::engine::zookeeper) fn lease_from(&self, now: Moment) -> Moment {
         self.trusted_until().min(now + self.timeout() * 2 / 3)
     }
 
     /// From now on only those who ask keep the session alive.
-    pub(super) fn rest(&self) {
+    pub(in crate::engine::zookeeper) fn rest(&self) {
         self.shared.state().rests = true;
     }
 
     /// Greets the leader anew, which makes the session last a whole timeout again.
-    pub(super) async fn greet_again(&self, deadline: Moment) -> Result<()> {
+    pub(in crate::engine::zookeeper) async fn greet_again(&self, deadline: Moment) -> Result<()> {
         let before = self.status().connection;
         self.shared.state().reconnect = true;
         let _wish = self.shared.wish();
@@ -355,7 +358,7 @@ impl Session {
     }
 
     /// Registers for the next change of `path`; a request that sets the watch must follow.
-    pub(super) fn watch(&self, path: &str) -> Watching {
+    pub(in crate::engine::zookeeper) fn watch(&self, path: &str) -> Watching {
         let change = Arc::new(Notify::new());
         let mut state = self.shared.state();
         state.watches.entry(path.to_owned()).or_default().push(Arc::downgrade(&change));
@@ -363,7 +366,7 @@ impl Session {
     }
 
     /// Ends the session and its nodes.
-    pub(super) async fn close(&self) {
+    pub(in crate::engine::zookeeper) async fn close(&self) {
         let closing = self.shared.send(Op::CloseSession, |_| {});
         let _ = tokio::time::timeout(Duration::from_secs(1), closing.reply()).await;
         self.task.abort();
@@ -375,55 +378,66 @@ impl Session {
         self.shared.cut("it was closed".to_owned());
     }
 
-    pub(super) fn create(&self, path: &str, data: &[u8], acl: Acl, kind: Kind) -> Answer {
+    pub(in crate::engine::zookeeper) fn create(
+        &self,
+        path: &str,
+        data: &[u8],
+        acl: Acl,
+        kind: Kind,
+    ) -> Answer {
         let op = if kind == Kind::Container { Op::CreateContainer } else { Op::Create };
         self.shared.send(op, |w| wire::create(w, path, data, acl, kind))
     }
 
-    pub(super) fn delete(&self, path: &str) -> Answer {
+    pub(in crate::engine::zookeeper) fn delete(&self, path: &str) -> Answer {
         self.shared.send(Op::Delete, |w| {
             w.text(path).int(-1);
         })
     }
 
-    pub(super) fn data(&self, path: &str, watch: bool) -> Answer {
+    pub(in crate::engine::zookeeper) fn data(&self, path: &str, watch: bool) -> Answer {
         self.shared.send(Op::GetData, |w| {
             w.text(path).boolean(watch);
         })
     }
 
-    pub(super) fn set_data(&self, path: &str, data: &[u8], version: i32) -> Answer {
+    pub(in crate::engine::zookeeper) fn set_data(
+        &self,
+        path: &str,
+        data: &[u8],
+        version: i32,
+    ) -> Answer {
         self.shared.send(Op::SetData, |w| {
             w.text(path).buffer(data).int(version);
         })
     }
 
-    pub(super) fn children(&self, path: &str, watch: bool) -> Answer {
+    pub(in crate::engine::zookeeper) fn children(&self, path: &str, watch: bool) -> Answer {
         self.shared.send(Op::GetChildren, |w| {
             w.text(path).boolean(watch);
         })
     }
 
     /// What is read afterwards is at least as new as what the leader knows now.
-    pub(super) fn sync(&self, path: &str) -> Answer {
+    pub(in crate::engine::zookeeper) fn sync(&self, path: &str) -> Answer {
         self.shared.send(Op::Sync, |w| {
             w.text(path);
         })
     }
 
-    pub(super) fn multi(&self, parts: &[Part]) -> Answer {
+    pub(in crate::engine::zookeeper) fn multi(&self, parts: &[Part]) -> Answer {
         self.shared.send(Op::Multi, |w| wire::multi(w, parts))
     }
 
     /// Watches a node and all below it, again and again.
-    pub(super) fn add_watch(&self, path: &str) -> Answer {
+    pub(in crate::engine::zookeeper) fn add_watch(&self, path: &str) -> Answer {
         const RECURSIVE: i32 = 1;
         self.shared.send(Op::AddWatch, |w| {
             w.text(path).int(RECURSIVE);
         })
     }
 
-    pub(super) fn remove_watch(&self, path: &str) -> Answer {
+    pub(in crate::engine::zookeeper) fn remove_watch(&self, path: &str) -> Answer {
         const ANY: i32 = 3;
         self.shared.send(Op::RemoveWatches, |w| {
             w.text(path).int(ANY);
@@ -449,7 +463,7 @@ impl Shared {
         sync::lock(&self.state)
     }
 
-    pub(super) fn tell(&self, happening: Happening) {
+    pub(in crate::engine::zookeeper) fn tell(&self, happening: Happening) {
         (self.tell)(happening);
     }
 
@@ -461,7 +475,11 @@ impl Shared {
         Wish(self)
     }
 
-    pub(super) fn send(&self, op: Op, body: impl FnOnce(&mut Writer)) -> Answer {
+    pub(in crate::engine::zookeeper) fn send(
+        &self,
+        op: Op,
+        body: impl FnOnce(&mut Writer),
+    ) -> Answer {
         let (tell, answer) = oneshot::channel();
         let sent = self.clock.now();
         let mut state = self.state();
@@ -485,47 +503,47 @@ impl Shared {
     }
 
     /// What is to be written now.
-    pub(super) fn outgoing(&self) -> Vec<u8> {
+    pub(in crate::engine::zookeeper) fn outgoing(&self) -> Vec<u8> {
         std::mem::take(&mut self.state().out.0)
     }
 
     /// Whether the connection is no longer wanted as it is.
-    pub(super) fn is_to_reconnect(&self) -> bool {
+    pub(in crate::engine::zookeeper) fn is_to_reconnect(&self) -> bool {
         std::mem::take(&mut self.state().reconnect)
     }
 
     /// Whether the session rests, and nobody wants it at the moment.
-    pub(super) fn is_unwanted(&self) -> bool {
+    pub(in crate::engine::zookeeper) fn is_unwanted(&self) -> bool {
         let state = self.state();
         state.rests && state.wishes == 0
     }
 
-    pub(super) fn rests(&self) -> bool {
+    pub(in crate::engine::zookeeper) fn rests(&self) -> bool {
         self.state().rests
     }
 
     /// When the oldest request without an answer was sent.
-    pub(super) fn waits_since(&self) -> Option<Moment> {
+    pub(in crate::engine::zookeeper) fn waits_since(&self) -> Option<Moment> {
         self.state().pending.front().map(|pending| pending.sent)
     }
 
     /// How long a server may take to answer.
-    pub(super) fn patience(&self) -> Duration {
+    pub(in crate::engine::zookeeper) fn patience(&self) -> Duration {
         // Together with a sign of life that is due and the way to another server, this is less than
         // what is left of a lease when it is renewed: one server that falls silent costs no lock.
         (self.state().timeout / 6).clamp(LEAST_PATIENCE, LONGEST_PATIENCE)
     }
 
-    pub(super) fn timeout(&self) -> Duration {
+    pub(in crate::engine::zookeeper) fn timeout(&self) -> Duration {
         self.state().timeout
     }
 
-    pub(super) fn hello(&self) -> Hello {
+    pub(in crate::engine::zookeeper) fn hello(&self) -> Hello {
         self.state().hello.clone()
     }
 
     /// A sign of life, answered by the leader.
-    pub(super) fn beat(&self) {
+    pub(in crate::engine::zookeeper) fn beat(&self) {
         let chroot = &self.servers.chroot;
         drop(self.send(Op::Sync, |w| {
             w.text(chroot);
@@ -533,7 +551,7 @@ impl Shared {
     }
 
     /// The session stands, by a handshake that was sent at `sent`.
-    pub(super) fn welcomed(&self, welcome: Hello, sent: Moment) {
+    pub(in crate::engine::zookeeper) fn welcomed(&self, welcome: Hello, sent: Moment) {
         let mut state = self.state();
         let timeout = Duration::from_millis(u64::try_from(welcome.timeout_ms).unwrap_or(0));
         let is_new = welcome.session != state.hello.session;
@@ -563,7 +581,7 @@ impl Shared {
     }
 
     /// The connection ended: what was asked is unknown, and what was watched must be looked at.
-    pub(super) fn cut(&self, why: String) {
+    pub(in crate::engine::zookeeper) fn cut(&self, why: String) {
         let was_connected = {
             let mut state = self.state();
             state.why = why;
@@ -588,7 +606,7 @@ impl Shared {
     }
 
     /// The session is over. The next handshake asks for a new one, if there is to be one.
-    pub(super) fn expired(&self) {
+    pub(in crate::engine::zookeeper) fn expired(&self) {
         {
             let mut state = self.state();
             state.hello.session = 0;
@@ -606,7 +624,7 @@ impl Shared {
     }
 
     /// Whether no server has made this session yet.
-    pub(super) fn was_never_accepted(&self) -> bool {
+    pub(in crate::engine::zookeeper) fn was_never_accepted(&self) -> bool {
         self.state().hello.session == 0 && self.status.borrow().epoch == 0
     }
 
@@ -620,14 +638,17 @@ impl Shared {
     }
 
     /// The server will never accept us.
-    pub(super) fn give_up(&self, why: &str) {
+    pub(in crate::engine::zookeeper) fn give_up(&self, why: &str) {
         self.cut(why.to_owned());
         self.state().refused = true;
         self.status.send_modify(|status| status.ended = true);
     }
 
     /// Hands a frame to whom it concerns.
-    pub(super) fn heed(&self, frame: &[u8]) -> std::result::Result<(), Garbled> {
+    pub(in crate::engine::zookeeper) fn heed(
+        &self,
+        frame: &[u8],
+    ) -> std::result::Result<(), Garbled> {
         let mut reader = Reader(frame);
         let head = wire::head(&mut reader)?;
         match head.xid {
@@ -688,7 +709,7 @@ impl Shared {
 }
 
 /// Tells a channel what happens to a session, with a word on which.
-pub(super) fn teller<T: Copy + Send + Sync + 'static>(
+pub(in crate::engine::zookeeper) fn teller<T: Copy + Send + Sync + 'static>(
     which: T,
     channel: mpsc::UnboundedSender<(T, Happening)>,
 ) -> Box<dyn Fn(Happening) + Send + Sync> {

@@ -21,7 +21,7 @@ use crate::engine::{drift, trusted_until};
 
 /// What is known about the leader's patience with one session.
 #[derive(Debug)]
-pub(super) struct Trust {
+pub(in crate::engine::zookeeper) struct Trust {
     timeout: Duration,
     /// When requests that were answered by the leader were sent, oldest first.
     heard: VecDeque<Moment>,
@@ -30,20 +30,20 @@ pub(super) struct Trust {
 
 impl Trust {
     /// A session that the leader made, or took over, by a handshake sent then.
-    pub(super) fn new(timeout: Duration, handshake: Moment) -> Self {
+    pub(in crate::engine::zookeeper) fn new(timeout: Duration, handshake: Moment) -> Self {
         let mut trust = Self { timeout, heard: VecDeque::new(), until: Moment::from_nanos(0) };
         trust.greeted(handshake);
         trust
     }
 
     /// The leader took the session over by a handshake sent at `sent`.
-    pub(super) fn greeted(&mut self, sent: Moment) {
+    pub(in crate::engine::zookeeper) fn greeted(&mut self, sent: Moment) {
         self.heard.push_back(sent);
         self.until = self.until.max(trusted_until(sent, self.timeout));
     }
 
     /// The leader answered a request sent at `sent`.
-    pub(super) fn answered(&mut self, sent: Moment) {
+    pub(in crate::engine::zookeeper) fn answered(&mut self, sent: Moment) {
         let reported = sent.saturating_sub(self.timeout / 4);
         while self.heard.len() > 1 && self.heard[1] <= reported {
             self.heard.pop_front();
@@ -62,7 +62,7 @@ impl Trust {
         }
     }
 
-    pub(super) fn until(&self) -> Moment {
+    pub(in crate::engine::zookeeper) fn until(&self) -> Moment {
         self.until
     }
 }
