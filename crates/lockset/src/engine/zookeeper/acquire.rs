@@ -1,221 +1,144 @@
-//! The way of one claim: its node, its place in the queue, and its end.
+//! Acquiring: a claim gets a node, and waits in the queue until it is admitted.
 
 use std::sync::Arc;
 
-use super::admission::{Verdict, WaitFor, judge};
-use super::client::session::{Answer, Answered, Fault, PASSES, Session, Watching, failed};
-use super::client::wire::{Hello, Kind, Refusal};
-use super::layout::number_of;
-use super::record::{Key, Words, token_of};
-use super::release::{Unsure, gone};
-use super::{Book, Core, ENGINE, MAIN, PATIENCE, Tag, at_most, new_session, no_fence, teller};
-use crate::clock::Moment;
+use super::admission::{AdmissionDecision, decide};
+use super::claim_table::{ClaimNode, TrackedClaim};
+use super::client::{
+    ConnectRequest, CreateMode, ENGINE, PendingReply, Session, TRANSIENT_PAUSE, ZkErrorCode,
+    ZkRequestError, event_sink, unreachable_error,
+};
+use super::layout::sequence_number;
+use super::record::{ClaimRecord, ZooKeeperKey, token_of};
+use super::release::DeleteOnDrop;
+use super::{
+    CONNECT_TIMEOUT, MAIN_SESSION, SessionTag, ZooKeeperCore, chosen_tokens_unsupported,
+    new_session_request,
+};
 use crate::engine::common::admission::check_permits;
-use crate::engine::{Claim, ClaimId, Grant, Mode, Wait, trusted_until};
+use crate::engine::{Claim, Grant, Wait, trusted_until};
 use crate::error::{Error, Result};
-use crate::token::Token;
 
-/// A claim that has a node, or may have one.
-#[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) session: Arc<Session>,
-    pub(super) tag: Tag,
-    pub(super) epoch: u64,
-    /// `None`: a create is under way, or its answer was lost.
-    pub(super) node: Option<Node>,
-    /// Until when it is held, if it is.
-    pub(super) lease: Option<Moment>,
-    /// The connection on which the node is watched, since it is held.
-    pub(super) watched_on: u64,
-    /// Its node says that it waits for permits.
-    pub(super) says_it_waits: bool,
-    /// Where the node is, or will be, if a downgrade was done of which that is not known yet.
-    pub(super) moving: Option<String>,
-}
-
-impl Entry {
-    /// A claim whose node is about to be made.
-    fn new(session: &Arc<Session>, tag: Tag, epoch: u64) -> Self {
-        let session = session.clone();
-        let (node, lease, watched_on, says_it_waits, moving) = (None, None, 0, false, None);
-        Self { session, tag, epoch, node, lease, watched_on, says_it_waits, moving }
-    }
-
-    /// Where the node is; `None` if it has to be found.
-    pub(super) fn sure_path(&self) -> Option<String> {
-        let node = self.node.as_ref().filter(|_| self.moving.is_none());
-        node.map(|node| node.path.clone())
-    }
-
-    /// Where else than at `path` the node may be.
-    pub(super) fn elsewhere(&self, path: &str) -> Option<String> {
-        let node = self.node.as_ref().map(|node| &node.path);
-        [self.moving.as_ref(), node].into_iter().flatten().find(|other| *other != path).cloned()
-    }
-}
-
-/// A claim's node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Node {
-    pub(super) path: String,
-    pub(super) token: Token,
-}
-
-impl Node {
-    pub(super) fn name(&self) -> &str {
-        self.path.rsplit('/').next().unwrap_or_default()
-    }
-
-    pub(super) fn parent(&self) -> &str {
-        self.path.rsplit_once('/').map_or("", |(parent, _)| parent)
-    }
-}
-
-/// What stopped a claim on its way.
-pub(super) enum Trouble {
-    /// The connection, or the session; a claim that waits begins again when there is another.
-    Fault(Fault),
-    Error(Error),
-}
-
-impl From<Fault> for Trouble {
-    fn from(fault: Fault) -> Self {
-        Trouble::Fault(fault)
-    }
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Trouble::Error(error)
-    }
-}
-
-impl From<Trouble> for Error {
-    fn from(trouble: Trouble) -> Self {
-        match trouble {
-            Trouble::Fault(fault) => fault.into(),
-            Trouble::Error(error) => error,
-        }
-    }
-}
-
-/// How far a claim came.
-enum Stood {
-    Granted(Grant),
-    NotInTime,
-    Again,
-}
-
-/// One claim and where it asks.
-pub(super) struct Asking<'a> {
+/// A claim, the session of its node, and the node's parent.
+pub(super) struct ClaimContext<'a> {
     pub(super) claim: &'a Claim,
     pub(super) session: Arc<Session>,
-    pub(super) tag: Tag,
+    pub(super) tag: SessionTag,
     pub(super) parent: String,
 }
 
-pub(super) enum Entered {
-    Known(Node),
-    Unsure,
-    /// The node was asked for just now, and the list behind it.
-    Fresh {
-        create: Answer,
-        list: Answer,
+/// Why one attempt at a claim, or one look at a lock, failed.
+pub(super) enum ZkAttemptError {
+    /// The connection or the session failed. A waiting claim tries again with the next one.
+    Request(ZkRequestError),
+    Fatal(Error),
+}
+
+impl From<ZkRequestError> for ZkAttemptError {
+    fn from(error: ZkRequestError) -> Self {
+        ZkAttemptError::Request(error)
+    }
+}
+
+impl From<Error> for ZkAttemptError {
+    fn from(error: Error) -> Self {
+        ZkAttemptError::Fatal(error)
+    }
+}
+
+impl From<ZkAttemptError> for Error {
+    fn from(error: ZkAttemptError) -> Self {
+        match error {
+            ZkAttemptError::Request(error) => error.into(),
+            ZkAttemptError::Fatal(error) => error,
+        }
+    }
+}
+
+/// The result of one attempt at a claim.
+enum QueueOutcome {
+    Granted(Grant),
+    TimedOut,
+    Retry,
+}
+
+/// What is known of a claim's node.
+pub(super) enum NodeLookup {
+    Known(ClaimNode),
+    /// The reply to its create was lost.
+    OutcomeUnknown,
+    /// Its create was sent just now, and a request for the parent's children after it.
+    Requested {
+        create: PendingReply,
+        list: PendingReply,
     },
 }
 
-/// What became of a create.
-pub(super) enum Settled {
-    At(Node),
-    Again,
-    /// The numbers of the name are used up, and others stand there yet.
-    NoNumbers,
+/// The result of a create.
+pub(super) enum CreateOutcome {
+    Created(ClaimNode),
+    Retry,
+    /// The parent's sequence numbers are used up, and it still has other children.
+    SequenceExhausted,
 }
 
-impl Book {
-    /// Takes a claim out.
-    pub(super) fn take(&mut self, id: ClaimId) -> Option<Entry> {
-        let entry = self.entries.remove(&id)?;
-        if let Some(node) = &entry.node {
-            self.watched.remove(&node.path);
-        }
-        if let Some(path) = &entry.moving {
-            self.watched.remove(path);
-        }
-        Some(entry)
-    }
-
-    /// The claim's node is at `path` now, where it is not watched yet.
-    pub(super) fn moved(&mut self, id: ClaimId, path: &str) -> bool {
-        let Some(entry) = self.entries.get_mut(&id) else { return false };
-        let Some(node) = &mut entry.node else { return false };
-        let old = std::mem::replace(&mut node.path, path.to_owned());
-        entry.moving = None;
-        entry.watched_on = 0;
-        if old != path {
-            self.watched.remove(&old);
-        }
-        true
-    }
-}
-
-impl Core {
+impl ZooKeeperCore {
     pub(super) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         if claim.floor.is_some() {
-            return Err(no_fence());
+            return Err(chosen_tokens_unsupported());
         }
         check_permits(claim)?;
-        let parent = self.paths.lock(&claim.name)?;
+        let parent = self.paths.lock_parent(&claim.name)?;
         let (session, tag) = self.session_for(claim).await?;
-        let asking = Asking { claim, session, tag, parent };
-        let mut give_up = at_most(PATIENCE, self.clock.now(), Moment::NEVER);
+        let context = ClaimContext { claim, session, tag, parent };
+        let mut give_up = self.clock.now() + CONNECT_TIMEOUT;
         loop {
-            let fault = match self.stand(&asking, wait).await {
-                Ok(Stood::Granted(grant)) => return Ok(Some(grant)),
-                Ok(Stood::NotInTime) => return Ok(None),
-                Ok(Stood::Again) => {
-                    // It had a place, and keeps it over whatever happens to the connection.
+            let error = match self.try_acquire(&context, wait).await {
+                Ok(QueueOutcome::Granted(grant)) => return Ok(Some(grant)),
+                Ok(QueueOutcome::TimedOut) => return Ok(None),
+                Ok(QueueOutcome::Retry) => {
+                    // It had a node in the queue, and keeps it while the connection is down.
                     if wait != Wait::No {
                         give_up = wait.deadline();
                     }
                     continue;
                 }
-                Err(Trouble::Error(error)) => return Err(error),
-                Err(Trouble::Fault(fault)) => fault,
+                Err(ZkAttemptError::Fatal(error)) => return Err(error),
+                Err(ZkAttemptError::Request(error)) => error,
             };
-            if !fault.is_passing() {
-                return Err(fault.into());
+            if !error.is_transient() {
+                return Err(error.into());
             }
-            if let Fault::Refused(_) = fault {
-                // The server ends the connection now, and the next one knows more.
-                tokio::time::sleep(PASSES).await;
+            if let ZkRequestError::Refused(_) = error {
+                // The server closes the connection now, and the next one settles it.
+                tokio::time::sleep(TRANSIENT_PAUSE).await;
             }
-            let has_place = self.book().entries.contains_key(&claim.id);
-            if has_place && wait != Wait::No {
+            let is_queued = self.claims().entries.contains_key(&claim.id);
+            if is_queued && wait != Wait::No {
                 give_up = wait.deadline();
             }
-            asking.session.ready(give_up).await?;
+            context.session.wait_connected(give_up).await?;
         }
     }
 
-    /// The client's own session, or one for a lock that outlives it or ends before it.
-    async fn session_for(&self, claim: &Claim) -> Result<(Arc<Session>, Tag)> {
+    /// The client's main session, or a separate one for a lock that outlives it or ends before it.
+    async fn session_for(&self, claim: &Claim) -> Result<(Arc<Session>, SessionTag)> {
         if !claim.fixed && !claim.detachable {
-            return Ok((self.main.clone(), MAIN));
+            return Ok((self.main.clone(), MAIN_SESSION));
         }
         let unsupported = |what: String| Err(Error::Unsupported { engine: ENGINE, what });
         if claim.fixed && claim.detachable {
-            let what = "a fixed lease that is detachable: nobody can tell how long it still lasts";
+            let what = "a fixed lease that is detachable: its remaining time cannot be determined";
             return unsupported(what.to_owned());
         }
-        if let Some(entry) = self.book().entries.get(&claim.id)
+        if let Some(entry) = self.claims().entries.get(&claim.id)
             && !entry.session.status().ended
         {
             return Ok((entry.session.clone(), entry.tag));
         }
         let tag = self.new_tag();
-        let session = self.start_session(new_session(claim.ttl)?, tag);
-        Box::pin(session.ready(self.clock.now() + PATIENCE)).await?;
+        let session = self.start_session(new_session_request(claim.ttl)?, tag);
+        Box::pin(session.wait_connected(self.clock.now() + CONNECT_TIMEOUT)).await?;
         let negotiated = session.timeout();
         if negotiated < claim.ttl {
             session.close().await;
@@ -228,368 +151,298 @@ impl Core {
         Ok((session, tag))
     }
 
-    /// A session for one lock, on the engine's runtime: the caller's may end before the lock does.
-    pub(super) fn start_session(&self, hello: Hello, tag: Tag) -> Arc<Session> {
+    /// Starts a session for one lock, on the engine's runtime: the caller's may end before the lock
+    /// does.
+    pub(super) fn start_session(&self, request: ConnectRequest, tag: SessionTag) -> Arc<Session> {
         let _on = self.runtime.enter();
-        let told = teller(tag, self.happenings.clone());
-        Arc::new(Session::start(self.servers.clone(), self.clock.clone(), hello, false, told))
+        let events = event_sink(tag, self.session_events.clone());
+        Arc::new(Session::start(self.servers.clone(), self.clock.clone(), request, false, events))
     }
 
-    /// Gets a place, and waits at it.
-    async fn stand(&self, asking: &Asking<'_>, wait: Wait) -> Result<Stood, Trouble> {
-        let (node, children) = match self.enter(asking)? {
-            Entered::Known(node) => {
-                let list = asking.session.children(&asking.parent, false);
-                (node, self.listed(asking, list).await?)
+    /// Gets a node into the queue, and is granted or waits until the queue may have changed.
+    async fn try_acquire(
+        &self,
+        context: &ClaimContext<'_>,
+        wait: Wait,
+    ) -> Result<QueueOutcome, ZkAttemptError> {
+        let (node, children) = match self.request_node(context)? {
+            NodeLookup::Known(node) => {
+                let list = context.session.children(&context.parent, false);
+                (node, list.children_if_any().await?)
             }
-            Entered::Unsure => match self.find(asking).await? {
+            NodeLookup::OutcomeUnknown => match self.find_node(context).await? {
                 Some(found) => found,
-                None => return Ok(Stood::Again),
+                None => return Ok(QueueOutcome::Retry),
             },
-            Entered::Fresh { create, list } => match self.settle(asking, create).await? {
-                Settled::At(node) => (node, self.listed(asking, list).await?),
-                Settled::Again => return Ok(Stood::Again),
-                Settled::NoNumbers if self.clock.now() >= wait.deadline() => {
-                    return Ok(Stood::NotInTime);
+            NodeLookup::Requested { create, list } => {
+                match self.resolve_create(context, create).await? {
+                    CreateOutcome::Created(node) => (node, list.children_if_any().await?),
+                    CreateOutcome::Retry => return Ok(QueueOutcome::Retry),
+                    CreateOutcome::SequenceExhausted if self.clock.now() >= wait.deadline() => {
+                        return Ok(QueueOutcome::TimedOut);
+                    }
+                    CreateOutcome::SequenceExhausted => {
+                        let deadline = wait.deadline();
+                        Box::pin(self.wait_for_sequence_numbers(context, deadline)).await?;
+                        return Ok(QueueOutcome::Retry);
+                    }
                 }
-                Settled::NoNumbers => {
-                    Box::pin(self.wait_for_numbers(asking, wait.deadline())).await?;
-                    return Ok(Stood::Again);
-                }
-            },
+            }
         };
         let queue = self.layout.queue(&children);
-        match judge(&queue, node.name()) {
-            Verdict::Admitted => match self.admitted(asking, &node).await? {
-                Some(grant) => Ok(Stood::Granted(grant)),
-                None => Ok(Stood::Again),
+        match decide(&queue, node.name()) {
+            AdmissionDecision::Admitted => match self.grant(context, &node).await? {
+                Some(grant) => Ok(QueueOutcome::Granted(grant)),
+                None => Ok(QueueOutcome::Retry),
             },
-            Verdict::Gone => {
-                // Deleted by somebody, or it ended with its session. It may begin anew.
-                self.book().take(asking.claim.id);
-                Ok(Stood::Again)
+            AdmissionDecision::NotQueued => {
+                // The node was deleted, or ended with its session. The claim may start over.
+                self.claims().remove(context.claim.id);
+                Ok(QueueOutcome::Retry)
             }
-            Verdict::Clash(why) => {
-                self.leave(asking, &node).await?;
-                let name = asking.claim.name.clone();
+            AdmissionDecision::Conflict(why) => {
+                self.leave_queue(context, &node).await?;
+                let name = context.claim.name.clone();
                 Err(Error::Conflict { name, why }.into())
             }
-            Verdict::Wait(_) if self.clock.now() >= wait.deadline() => {
-                self.leave(asking, &node).await?;
-                Ok(Stood::NotInTime)
+            AdmissionDecision::Wait(_) if self.clock.now() >= wait.deadline() => {
+                self.leave_queue(context, &node).await?;
+                Ok(QueueOutcome::TimedOut)
             }
-            Verdict::Wait(wait_for) => {
-                // Boxed, because only few come here.
-                Box::pin(self.wait(asking, &node, wait_for, &children, wait.deadline())).await?;
-                Ok(Stood::Again)
+            AdmissionDecision::Wait(target) => {
+                // Boxed, because an uncontended claim does not get here.
+                let deadline = wait.deadline();
+                Box::pin(self.wait_in_queue(context, &node, target, &children, deadline)).await?;
+                Ok(QueueOutcome::Retry)
             }
         }
     }
 
-    /// A parent that has vanished has no children.
-    pub(super) async fn listed(&self, _: &Asking<'_>, list: Answer) -> Answered<Vec<String>> {
-        match list.children().await {
-            Err(fault) if fault.is(Refusal::NO_NODE) => Ok(Vec::new()),
-            children => children,
-        }
-    }
-
-    /// Asks for a node unless there is one. The book is open meanwhile, so that a withdrawal comes
-    /// either before, and nothing is sent, or after, and its own request is sent later.
-    pub(super) fn enter(&self, asking: &Asking<'_>) -> Result<Entered, Trouble> {
-        let Asking { claim, session, tag, parent } = asking;
-        let mut book = self.book();
-        if book.withdrawn.contains(claim.id) {
+    /// Requests a node unless the claim has one. The claim table is locked while the request is
+    /// sent: a withdrawal comes either before it, and nothing is sent, or after it, and sends its
+    /// own request later.
+    pub(super) fn request_node(
+        &self,
+        context: &ClaimContext<'_>,
+    ) -> Result<NodeLookup, ZkAttemptError> {
+        let ClaimContext { claim, session, tag, parent } = context;
+        let mut claims = self.claims();
+        if claims.withdrawn.contains(claim.id) {
             return Err(Error::NotHeld { name: claim.name.clone() }.into());
         }
         let status = session.status();
-        match book.entries.get(&claim.id) {
+        match claims.entries.get(&claim.id) {
             Some(entry) if entry.epoch == status.epoch => {
-                return Ok(entry.node.clone().map_or(Entered::Unsure, Entered::Known));
+                return Ok(entry
+                    .node
+                    .clone()
+                    .map_or(NodeLookup::OutcomeUnknown, NodeLookup::Known));
             }
             // It ended with its session.
-            Some(_) => drop(book.take(claim.id)),
+            Some(_) => drop(claims.remove(claim.id)),
             None => {}
         }
         if !status.connected {
-            let fault = if status.ended { Fault::Ended } else { Fault::NotSent };
-            return Err(fault.into());
+            let error = match status.ended {
+                true => ZkRequestError::SessionEnded,
+                false => ZkRequestError::NotSent,
+            };
+            return Err(error.into());
         }
-        book.entries.insert(claim.id, Entry::new(session, *tag, status.epoch));
+        claims.entries.insert(claim.id, TrackedClaim::new(session, *tag, status.epoch));
         let node = format!("{parent}/{}", self.layout.node_prefix(claim.id, claim.mode));
-        let data = Words::of(claim).write();
-        let create = session.create(&node, &data, self.acl, Kind::EphemeralSequential);
+        let data = ClaimRecord::new(claim).encode();
+        let create = session.create(&node, &data, self.acl, CreateMode::EphemeralSequential);
         let list = session.children(parent, false);
-        Ok(Entered::Fresh { create, list })
+        Ok(NodeLookup::Requested { create, list })
     }
 
-    /// What became of a create.
-    pub(super) async fn settle(
+    /// Awaits a create, and creates missing parents.
+    pub(super) async fn resolve_create(
         &self,
-        asking: &Asking<'_>,
-        create: Answer,
-    ) -> Result<Settled, Trouble> {
-        let Asking { claim, session, .. } = asking;
+        context: &ClaimContext<'_>,
+        create: PendingReply,
+    ) -> Result<CreateOutcome, ZkAttemptError> {
+        let ClaimContext { claim, session, .. } = context;
         match create.created().await {
             Ok((path, stat)) => {
-                let node = Node { path, token: token_of(stat.czxid) };
-                if number_of(node.name()).is_some_and(|n| !(0..i32::MAX).contains(&n)) {
-                    return self.give_back(asking, &node).await;
+                let node = ClaimNode { path, token: token_of(stat.czxid) };
+                if sequence_number(node.name()).is_some_and(|n| !(0..i32::MAX).contains(&n)) {
+                    return self.return_sequence_number(context, &node).await;
                 }
-                match self.believe(asking, &node, stat.owner)? {
-                    true => Ok(Settled::At(node)),
-                    false => Ok(Settled::Again),
+                match self.track_node(context, &node, stat.ephemeral_owner)? {
+                    true => Ok(CreateOutcome::Created(node)),
+                    false => Ok(CreateOutcome::Retry),
                 }
             }
-            Err(fault @ (Fault::Unknown | Fault::NotSent | Fault::Ended)) => {
-                if matches!(fault, Fault::NotSent) {
-                    self.book().take(claim.id);
-                }
-                Err(fault.into())
+            Err(ZkRequestError::NotSent) => {
+                self.claims().remove(claim.id);
+                Err(ZkRequestError::NotSent.into())
             }
-            Err(fault @ Fault::Refused(why)) => {
-                self.book().take(claim.id);
-                if fault.is_passing() {
-                    return Err(fault.into());
+            Err(error @ (ZkRequestError::Unknown | ZkRequestError::SessionEnded)) => {
+                Err(error.into())
+            }
+            Err(error @ ZkRequestError::Refused(code)) => {
+                self.claims().remove(claim.id);
+                if error.is_transient() {
+                    return Err(error.into());
                 }
-                if why != Refusal::NO_NODE {
-                    return Err(refused(&asking.parent, why));
+                if code != ZkErrorCode::NO_NODE {
+                    let what = format!(
+                        "the server refused to create a node at `{}`: {code}",
+                        context.parent
+                    );
+                    return Err(unreachable_error(what, false).into());
                 }
-                let kind = match self.layout.has_containers() {
-                    true => Kind::Container,
-                    false => Kind::Persistent,
+                let mode = match self.layout.uses_containers() {
+                    true => CreateMode::Container,
+                    false => CreateMode::Persistent,
                 };
-                // Somebody may have removed the chroot, too.
+                // The chroot may have been removed, too.
                 let chroot = &self.paths.chroot;
-                let mut made = self.make_nodes(session, "", chroot, Kind::Persistent).await;
-                if made.is_ok() {
-                    made = self.make_nodes(session, chroot, &asking.parent, kind).await;
+                let mut created =
+                    self.create_missing(session, "", chroot, CreateMode::Persistent).await;
+                if created.is_ok() {
+                    created = self.create_missing(session, chroot, &context.parent, mode).await;
                 }
-                match made {
-                    Ok(()) => Ok(Settled::Again),
-                    // Made or not, the next connection finds out.
-                    Err(error) if error.is_retryable() => Err(Fault::Unknown.into()),
+                match created {
+                    Ok(()) => Ok(CreateOutcome::Retry),
+                    // Created or not, the next connection tells.
+                    Err(error) if error.is_retryable() => Err(ZkRequestError::Unknown.into()),
                     Err(error) => Err(error.into()),
                 }
             }
         }
     }
 
-    /// Writes down that a node is the claim's, if it is one of the present session.
-    fn believe(&self, asking: &Asking<'_>, node: &Node, owner: i64) -> Result<bool, Trouble> {
-        let mut book = self.book();
-        let status = asking.session.status();
-        if book.withdrawn.contains(asking.claim.id) {
-            drop(book);
-            self.erase(asking, Some(node.path.clone()));
-            return Err(Error::NotHeld { name: asking.claim.name.clone() }.into());
+    /// Enters a node into the claim table, if it belongs to the current session.
+    fn track_node(
+        &self,
+        context: &ClaimContext<'_>,
+        node: &ClaimNode,
+        owner: i64,
+    ) -> Result<bool, ZkAttemptError> {
+        let mut claims = self.claims();
+        let status = context.session.status();
+        if claims.withdrawn.contains(context.claim.id) {
+            drop(claims);
+            drop(self.delete_until_done(context, Some(node.path.clone())));
+            return Err(Error::NotHeld { name: context.claim.name.clone() }.into());
         }
-        if owner != asking.session.id() {
-            // A node of a session that is over is never believed; it goes by itself.
-            book.take(asking.claim.id);
+        if owner != context.session.id() {
+            // A node of an earlier session is never trusted; the server deletes it.
+            claims.remove(context.claim.id);
             return Ok(false);
         }
-        let entry = book
+        let entry = claims
             .entries
-            .entry(asking.claim.id)
-            .or_insert_with(|| Entry::new(&asking.session, asking.tag, status.epoch));
+            .entry(context.claim.id)
+            .or_insert_with(|| TrackedClaim::new(&context.session, context.tag, status.epoch));
         entry.epoch = status.epoch;
         entry.node = Some(node.clone());
         Ok(true)
     }
 
-    /// Gives back a number that is none: at their end the server gives the last one again and
-    /// again, or negative ones, and no order is left. They begin anew with a new parent, so the old
-    /// one is removed as soon as it is empty.
-    async fn give_back(&self, asking: &Asking<'_>, node: &Node) -> Result<Settled, Trouble> {
-        self.book().take(asking.claim.id);
-        let mut unsure = Unsure::new(self, asking, node);
-        let deleted = asking.session.delete(&node.path);
-        let emptied = asking.session.delete(&asking.parent);
-        gone(deleted.done().await)?;
-        unsure.is_done();
-        match gone(emptied.done().await) {
-            Ok(()) => Ok(Settled::Again),
-            Err(Fault::Refused(_)) => Ok(Settled::NoNumbers),
-            Err(fault) => Err(fault.into()),
+    /// Deletes a node whose sequence number is not usable: after the last number the server repeats
+    /// it, or gives negative ones, and there is no order. A new parent starts from 0, so the old one
+    /// is deleted as soon as it is empty.
+    async fn return_sequence_number(
+        &self,
+        context: &ClaimContext<'_>,
+        node: &ClaimNode,
+    ) -> Result<CreateOutcome, ZkAttemptError> {
+        self.claims().remove(context.claim.id);
+        let mut on_drop = DeleteOnDrop::new(self, context, Some(node.path.clone()));
+        let node_deleted = context.session.delete(&node.path);
+        let parent_deleted = context.session.delete(&context.parent);
+        node_deleted.deleted().await?;
+        on_drop.disarm();
+        match parent_deleted.deleted().await {
+            Ok(()) => Ok(CreateOutcome::Retry),
+            Err(ZkRequestError::Refused(_)) => Ok(CreateOutcome::SequenceExhausted),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// Waits until somebody leaves who has one of the last numbers.
-    async fn wait_for_numbers(&self, asking: &Asking<'_>, deadline: Moment) -> Answered<()> {
-        let list = asking.session.children(&asking.parent, false);
-        let children = self.listed(asking, list).await?;
-        match self.layout.queue(&children).pop() {
-            None => Ok(()),
-            Some(last) => {
-                let paths = [format!("{}/{}", asking.parent, last.node)];
-                self.wait_for_change(asking, &paths, deadline).await
-            }
-        }
-    }
-
-    /// Looks for the node of a create whose answer was lost.
-    async fn find(&self, asking: &Asking<'_>) -> Result<Option<(Node, Vec<String>)>, Trouble> {
-        let Asking { claim, session, parent, .. } = asking;
+    /// Searches for the node of a create whose reply was lost.
+    async fn find_node(
+        &self,
+        context: &ClaimContext<'_>,
+    ) -> Result<Option<(ClaimNode, Vec<String>)>, ZkAttemptError> {
+        let ClaimContext { claim, session, parent, .. } = context;
         let (sync, list) = (session.sync(parent), session.children(parent, false));
         sync.done().await?;
-        let children = self.listed(asking, list).await?;
-        let Some(child) = children.iter().find(|child| self.layout.bears(child, claim.id)) else {
-            // It never was, and will not be: see the beginning of `zookeeper.rs`.
-            let mut book = self.book();
-            if book.entries.get(&claim.id).is_some_and(|entry| entry.node.is_none()) {
-                book.take(claim.id);
+        let children = list.children_if_any().await?;
+        let Some(child) = children.iter().find(|child| self.layout.is_node_of(child, claim.id))
+        else {
+            // It does not exist, and never will: see the documentation of `zookeeper.rs`.
+            let mut claims = self.claims();
+            if claims.entries.get(&claim.id).is_some_and(|entry| entry.node.is_none()) {
+                claims.remove(claim.id);
             }
             return Ok(None);
         };
         let path = format!("{parent}/{child}");
         match session.data(&path, false).data().await {
             Ok((data, stat)) => {
-                let token = Words::read(&data)
-                    .map_or_else(|| token_of(stat.czxid), |words| words.token(stat.czxid));
-                let node = Node { path, token };
-                let ours = self.believe(asking, &node, stat.owner)?;
-                Ok(ours.then_some((node, children)))
+                let token = ClaimRecord::decode(&data)
+                    .map_or_else(|| token_of(stat.czxid), |record| record.token(stat.czxid));
+                let node = ClaimNode { path, token };
+                let is_ours = self.track_node(context, &node, stat.ephemeral_owner)?;
+                Ok(is_ours.then_some((node, children)))
             }
-            Err(fault) if fault.is(Refusal::NO_NODE) => {
-                self.book().take(claim.id);
+            Err(error) if error.is(ZkErrorCode::NO_NODE) => {
+                self.claims().remove(claim.id);
                 Ok(None)
             }
-            Err(fault) => Err(fault.into()),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// The claim is the first: the grant, unless it was lost on the last step.
-    pub(super) async fn admitted(
+    /// Grants an admitted claim, unless its node was lost in the last moment.
+    pub(super) async fn grant(
         &self,
-        asking: &Asking<'_>,
-        node: &Node,
-    ) -> Result<Option<Grant>, Trouble> {
-        let Asking { claim, session, tag, .. } = asking;
+        context: &ClaimContext<'_>,
+        node: &ClaimNode,
+    ) -> Result<Option<Grant>, ZkAttemptError> {
+        let ClaimContext { claim, session, tag, .. } = context;
         let (now, timeout) = (self.clock.now(), session.timeout());
-        let left = session.trusted_until().saturating_duration_since(now);
-        if *tag != MAIN {
-            session.rest();
+        let left = session.valid_until().saturating_duration_since(now);
+        if *tag != MAIN_SESSION {
+            session.keep_on_demand();
         }
         if claim.fixed && left < timeout / 10 * 9 {
-            Box::pin(session.greet_again(at_most(PATIENCE, now, Moment::NEVER))).await?;
+            Box::pin(session.reconnect(now + CONNECT_TIMEOUT)).await?;
         } else if !claim.fixed && left < timeout / 3 {
             session.sync(&self.paths.chroot).done().await?;
         }
         let valid_until = match claim.fixed {
-            // It is not renewed, so it lasts as long as was asked for.
+            // It is not renewed, so it lasts for the requested ttl.
             true => {
-                let asked = trusted_until(self.clock.now(), claim.ttl);
-                session.trusted_until().min(asked)
+                let requested = trusted_until(self.clock.now(), claim.ttl);
+                session.valid_until().min(requested)
             }
-            false => session.lease_from(self.clock.now()),
+            false => session.lease_end(self.clock.now()),
         };
-        let says_it_waits = {
-            let mut book = self.book();
-            if book.withdrawn.contains(claim.id) {
+        let published_waiting = {
+            let mut claims = self.claims();
+            if claims.withdrawn.contains(claim.id) {
                 return Err(Error::NotHeld { name: claim.name.clone() }.into());
             }
             let status = session.status();
-            let entry = book.entries.get_mut(&claim.id);
+            let entry = claims.entries.get_mut(&claim.id);
             let entry = entry.filter(|entry| entry.epoch == status.epoch);
             let Some(entry) = entry else { return Ok(None) };
             entry.lease = Some(valid_until);
-            std::mem::take(&mut entry.says_it_waits)
+            std::mem::take(&mut entry.published_waiting)
         };
-        if says_it_waits {
-            self.say_admitted(session, node.path.clone());
+        if published_waiting {
+            self.publish_admitted(session, node.path.clone());
         }
-        let key = Key {
+        let key = ZooKeeperKey {
             path: node.path.clone(),
-            session: (*tag != MAIN && claim.detachable).then(|| session.credentials()),
+            session: (*tag != MAIN_SESSION && claim.detachable).then(|| session.credentials()),
         };
-        Ok(Some(Grant { token: node.token, valid_until, key: key.write() }))
+        Ok(Some(Grant { token: node.token, valid_until, key: key.encode() }))
     }
-
-    /// Waits until those who are before the claim may have changed, or its time is over.
-    async fn wait(
-        &self,
-        asking: &Asking<'_>,
-        node: &Node,
-        wait_for: WaitFor,
-        children: &[String],
-        deadline: Moment,
-    ) -> Answered<()> {
-        let Asking { claim, parent, .. } = asking;
-        if matches!(claim.mode, Mode::Permits { .. }) {
-            self.say_waiting(asking, node).await?;
-        }
-        let nodes = match &wait_for {
-            WaitFor::One(one) | WaitFor::Behind(one) => std::slice::from_ref(one),
-            WaitFor::AnyOf(nodes) => nodes,
-        };
-        let paths: Vec<String> = nodes.iter().map(|node| format!("{parent}/{node}")).collect();
-        match &wait_for {
-            WaitFor::Behind(_) => self.wait_behind(asking, &paths, children, deadline).await,
-            _ => self.wait_for_change(asking, &paths, deadline).await,
-        }
-    }
-
-    /// Waits until one of these nodes has changed.
-    async fn wait_for_change(
-        &self,
-        asking: &Asking<'_>,
-        paths: &[String],
-        deadline: Moment,
-    ) -> Answered<()> {
-        let session = &asking.session;
-        let watching: Vec<_> = paths.iter().map(|path| session.watch(path)).collect();
-        let looks: Vec<_> = paths.iter().map(|path| session.data(path, true)).collect();
-        for look in looks {
-            match look.data().await {
-                Err(fault) if fault.is(Refusal::NO_NODE) => return Ok(()),
-                look => drop(look?),
-            }
-        }
-        self.until_changed(&watching, deadline).await;
-        Ok(())
-    }
-
-    /// Waits until the one before, which waits for permits itself, has left or got them.
-    async fn wait_behind(
-        &self,
-        asking: &Asking<'_>,
-        path: &[String],
-        children: &[String],
-        deadline: Moment,
-    ) -> Answered<()> {
-        let Asking { session, parent, .. } = asking;
-        let Some(path) = path.first() else { return Ok(()) };
-        let mut watching = vec![session.watch(path)];
-        let said = match session.data(path, true).data().await {
-            Err(fault) if fault.is(Refusal::NO_NODE) => return Ok(()),
-            look => Words::read(&look?.0).and_then(|words| words.admitted),
-        };
-        match said {
-            Some(true) => return Ok(()),
-            Some(false) => {}
-            None => {
-                // It has not found out itself yet whether it waits, and may never say: so any
-                // change counts, until it does.
-                watching.push(session.watch(parent));
-                if session.children(parent, true).children().await? != children {
-                    return Ok(());
-                }
-            }
-        }
-        self.until_changed(&watching, deadline).await;
-        Ok(())
-    }
-
-    async fn until_changed(&self, watching: &[Watching], deadline: Moment) {
-        let changes = watching.iter().map(|watching| Box::pin(watching.changed()));
-        tokio::select! {
-            _ = futures_util::future::select_all(changes) => {}
-            () = self.clock.sleep_until(deadline) => {}
-        }
-    }
-}
-
-fn refused(path: &str, why: Refusal) -> Trouble {
-    failed(format!("the server refused a node at `{path}`: {why}"), false).into()
 }

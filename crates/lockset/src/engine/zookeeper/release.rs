@@ -1,44 +1,33 @@
-//! Giving back and leaving: a node of ours goes, and stays gone, whatever becomes of the answer.
+//! Releasing and withdrawing: a claim's node is deleted and stays deleted, even if replies are lost.
 
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::acquire::{Asking, Entered, Entry, Node, Settled, Trouble};
-use super::admission::{Verdict, judge};
-use super::client::session::{Answer, Answered, Fault, PASSES, Session, failed};
-use super::client::wire::Refusal;
-use super::layout::number_of;
-use super::{Core, MAIN, PATIENCE};
+use super::acquire::{ClaimContext, CreateOutcome, NodeLookup, ZkAttemptError};
+use super::admission::{AdmissionDecision, count_holders, decide};
+use super::claim_table::{ClaimNode, TrackedClaim};
+use super::client::{
+    PendingReply, Session, TRANSIENT_PAUSE, ZkErrorCode, ZkRequestError, ZkResult,
+    unreachable_error,
+};
+use super::inspect::{ObservedNode, queue_nodes};
+use super::layout::{Layout, sequence_number};
+use super::record::edit_record;
+use super::{CONNECT_TIMEOUT, MAIN_SESSION, ZooKeeperCore};
 use crate::clock::Moment;
-use crate::engine::{Claim, ClaimId, Grant};
+use crate::engine::{Break, Claim, ClaimId, Grant, Holder};
 use crate::error::{Error, Result};
+use crate::name::Name;
 use crate::report::report;
 
-/// When a name's numbers have come so far, its node is removed as soon as it is empty, so that
-/// they begin anew: nobody's order survives their overflow.
+/// From this sequence number on, a lock's parent is deleted as soon as it is empty, so that the
+/// numbers start from 0 again. A parent that is never empty may still overflow:
+/// `return_sequence_number` handles that.
 const HIGH_NUMBER: i32 = i32::MAX - (1 << 20);
 
-impl Core {
-    /// Removes a claim's node that did not get what it wanted. What cannot be done now is done
-    /// later, but not promised.
-    pub(super) async fn leave(&self, asking: &Asking<'_>, node: &Node) -> Result<(), Trouble> {
-        self.book().take(asking.claim.id);
-        if asking.tag != MAIN {
-            asking.session.close().await;
-            return Ok(());
-        }
-        let mut unsure = Unsure::new(self, asking, node);
-        let outcome = asking.session.delete(&node.path).done().await;
-        match outcome {
-            Ok(()) => unsure.is_done(),
-            Err(fault) if fault.is(Refusal::NO_NODE) => unsure.is_done(),
-            Err(fault) => return Err(Trouble::Error(fault.into())),
-        }
-        Ok(())
-    }
-
-    /// Gives a lock back, and asks for the next one in the same breath.
+impl ZooKeeperCore {
+    /// Releases a lock, and requests a node for the next claim together with it.
     pub(super) async fn release(
         &self,
         claim: &Claim,
@@ -46,177 +35,236 @@ impl Core {
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
         let not_held = || Error::NotHeld { name: claim.name.clone() };
-        let entry = self.book().take(claim.id).ok_or_else(not_held)?;
-        let (sure, moving) = (entry.sure_path(), entry.moving);
+        let entry = self.claims().remove(claim.id).ok_or_else(not_held)?;
+        let (known_path, moving_to) = (entry.known_path(), entry.moving_to);
         let Some(node) = entry.node else { return Err(not_held()) };
-        let asking = Asking {
-            claim,
-            session: entry.session,
-            tag: entry.tag,
-            parent: node.parent().to_owned(),
-        };
-        let mut unsure = Unsure { core: self, asking: &asking, path: Some(sure) };
-        let deleting = asking.session.delete(&node.path);
-        // It is at one of the two places, and what moves it was sent before.
-        let moved = moving.map(|path| asking.session.delete(&path));
-        if number_of(node.name()).is_some_and(|number| number > HIGH_NUMBER) {
-            drop(asking.session.delete(&asking.parent));
+        let parent = node.parent().to_owned();
+        let context = ClaimContext { claim, session: entry.session, tag: entry.tag, parent };
+        let mut on_drop = DeleteOnDrop::new(self, &context, known_path);
+        let deleted = context.session.delete(&node.path);
+        // The node is at one of the two paths, and the request that moves it was sent before.
+        let moved_deleted = moving_to.map(|path| context.session.delete(&path));
+        if sequence_number(node.name()).is_some_and(|number| number > HIGH_NUMBER) {
+            drop(context.session.delete(&context.parent));
         }
-        let next = next.filter(|next| asking.tag == MAIN && !next.fixed && !next.detachable);
-        let next = next.map(|next| Asking {
+        let is_main = context.tag == MAIN_SESSION;
+        let next = next.filter(|next| is_main && !next.fixed && !next.detachable);
+        let next = next.map(|next| ClaimContext {
             claim: next,
-            session: asking.session.clone(),
-            tag: MAIN,
-            parent: asking.parent.clone(),
+            session: context.session.clone(),
+            tag: MAIN_SESSION,
+            parent: context.parent.clone(),
         });
-        // The release stands whatever becomes of the next.
-        let entered = next.as_ref().and_then(|next| Some((next, self.enter(next).ok()?)));
-        let mut released = deleting.done().await;
-        if let (Some(moved), Err(Fault::Refused(Refusal::NO_NODE))) = (moved, &released) {
+        // The release succeeds whatever becomes of the next claim.
+        let requested = next.as_ref().and_then(|next| Some((next, self.request_node(next).ok()?)));
+        let mut released = deleted.done().await;
+        if let (Some(moved), Err(ZkRequestError::Refused(ZkErrorCode::NO_NODE))) =
+            (moved_deleted, &released)
+        {
             released = moved.done().await;
         }
         match released {
-            Ok(()) if node.token == grant.token => unsure.is_done(),
-            Ok(()) | Err(Fault::Refused(Refusal::NO_NODE)) => {
-                unsure.is_done();
-                if let Some((next, Entered::Fresh { .. })) = entered {
-                    self.undo(next).await;
+            Ok(()) if node.token == grant.token => on_drop.disarm(),
+            Ok(()) | Err(ZkRequestError::Refused(ZkErrorCode::NO_NODE)) => {
+                on_drop.disarm();
+                if let Some((next, NodeLookup::Requested { .. })) = requested {
+                    self.cancel_node_request(next).await;
                 }
                 return Err(not_held());
             }
-            Err(fault) => return Err(fault.into()),
+            Err(error) => return Err(error.into()),
         }
-        if asking.tag != MAIN {
-            asking.session.close().await;
+        if !is_main {
+            context.session.close().await;
         }
-        let Some((next, entered)) = entered else { return Ok(None) };
-        Ok(self.granted_at_once(next, entered).await.ok().flatten())
+        let Some((next, requested)) = requested else { return Ok(None) };
+        Ok(self.grant_if_admitted(next, requested).await.ok().flatten())
     }
 
-    /// What a claim that was taken along by a release got; if nothing, it finds out itself.
-    async fn granted_at_once(
+    /// The grant of a claim whose node was requested together with a release. `None` if it is not
+    /// admitted at once: it then finds its node itself.
+    async fn grant_if_admitted(
         &self,
-        next: &Asking<'_>,
-        entered: Entered,
-    ) -> Result<Option<Grant>, Trouble> {
-        let Entered::Fresh { create, list } = entered else { return Ok(None) };
-        let Settled::At(node) = self.settle(next, create).await? else { return Ok(None) };
-        let children = self.listed(next, list).await?;
-        match judge(&self.layout.queue(&children), node.name()) {
-            Verdict::Admitted => self.admitted(next, &node).await,
+        next: &ClaimContext<'_>,
+        requested: NodeLookup,
+    ) -> Result<Option<Grant>, ZkAttemptError> {
+        let NodeLookup::Requested { create, list } = requested else { return Ok(None) };
+        let CreateOutcome::Created(node) = self.resolve_create(next, create).await? else {
+            return Ok(None);
+        };
+        let children = list.children_if_any().await?;
+        match decide(&self.layout.queue(&children), node.name()) {
+            AdmissionDecision::Admitted => self.grant(next, &node).await,
             _ => Ok(None),
         }
     }
 
-    /// Takes back what was asked for in vain.
-    async fn undo(&self, asking: &Asking<'_>) {
-        let entry = self.book().take(asking.claim.id);
+    /// Deletes a node that was requested in vain.
+    async fn cancel_node_request(&self, context: &ClaimContext<'_>) {
+        let entry = self.claims().remove(context.claim.id);
         if let Some(entry) = entry {
-            // It goes on in the background.
-            tokio::time::timeout(PATIENCE, self.erase(asking, entry.sure_path())).await.ok();
+            // After the timeout it continues in the background.
+            let deleted = self.delete_until_done(context, entry.known_path());
+            tokio::time::timeout(CONNECT_TIMEOUT, deleted).await.ok();
         }
     }
 
-    /// Removes whatever bears the claim's id, and sees to it that nothing comes later.
+    /// Deletes the node of a claim that was not admitted. If that fails now, it continues in the
+    /// background.
+    pub(super) async fn leave_queue(
+        &self,
+        context: &ClaimContext<'_>,
+        node: &ClaimNode,
+    ) -> Result<(), ZkAttemptError> {
+        self.claims().remove(context.claim.id);
+        if context.tag != MAIN_SESSION {
+            context.session.close().await;
+            return Ok(());
+        }
+        let mut on_drop = DeleteOnDrop::new(self, context, Some(node.path.clone()));
+        match context.session.delete(&node.path).deleted().await {
+            Ok(()) => on_drop.disarm(),
+            Err(error) => return Err(ZkAttemptError::Fatal(error.into())),
+        }
+        Ok(())
+    }
+
+    /// Deletes every node of the claim, and makes sure that none is created later.
     pub(super) async fn withdraw(&self, claim: &Claim) -> Result<()> {
         let entry = {
-            let mut book = self.book();
-            book.withdrawn.insert(claim.id, self.clock.now());
-            book.take(claim.id)
+            let mut claims = self.claims();
+            claims.withdrawn.insert(claim.id, self.clock.now());
+            claims.remove(claim.id)
         };
-        let parent = self.paths.lock(&claim.name)?;
+        let parent = self.paths.lock_parent(&claim.name)?;
         let Some(entry) = entry else {
-            // One of this client's that is not in the book has no node; but a ticket's may.
+            // A claim of this client that is not in the table has no node; one of a ticket may.
             if !claim.detachable {
                 return Ok(());
             }
-            self.ready().await?;
-            let asking = Asking { claim, session: self.main.clone(), tag: MAIN, parent };
-            return Eraser::new(self, &asking, None).attempt().await.map_err(Error::from);
+            self.wait_connected().await?;
+            let context =
+                ClaimContext { claim, session: self.main.clone(), tag: MAIN_SESSION, parent };
+            return NodeDeletion::new(self, &context, None).attempt().await.map_err(Error::from);
         };
-        let path = entry.sure_path();
-        let asking = Asking { claim, session: entry.session, tag: entry.tag, parent };
-        if asking.tag != MAIN && asking.session.status().connected {
-            asking.session.close().await;
+        let path = entry.known_path();
+        let context = ClaimContext { claim, session: entry.session, tag: entry.tag, parent };
+        if context.tag != MAIN_SESSION && context.session.status().connected {
+            context.session.close().await;
             return Ok(());
         }
-        let erased = self.erase(&asking, path);
-        let late = || failed("the connection is down; it is removed when it is back".into(), true);
-        match tokio::time::timeout(PATIENCE, erased).await {
+        let deleted = self.delete_until_done(&context, path);
+        match tokio::time::timeout(CONNECT_TIMEOUT, deleted).await {
             Ok(Ok(())) => Ok(()),
-            _ => Err(late()),
+            _ => {
+                let what = "the connection is down; the node is deleted once it is back";
+                Err(unreachable_error(what.to_owned(), true))
+            }
         }
     }
 
-    /// Removes a claim's node, however long it takes until the answer is sure: the session lives on
-    /// when a lock is given back, and so would the node. Goes on in the background if it is not
-    /// waited for.
-    pub(super) fn erase(&self, asking: &Asking<'_>, path: Option<String>) -> oneshot::Receiver<()> {
-        self.erase_all(Eraser::new(self, asking, path))
+    /// Takes the lock away from its holders, now or by asking them to give it back.
+    pub(super) async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
+        let parent = self.paths.lock_parent(name)?;
+        let (mut queue, _) = self.read_queue(name).await?;
+        queue.truncate(count_holders(&queue_nodes(&queue)));
+        let is_foreign = |observed: &ObservedNode| observed.record.is_none();
+        if how == Break::WhenLeaseEnds && queue.iter().any(is_foreign) {
+            let what = "a holder that is not lockset cannot be asked to give the lock back; break \
+                        it at once, or end its session";
+            return Err(unreachable_error(what.to_owned(), false));
+        }
+        for observed in &queue {
+            let path = format!("{parent}/{}", observed.node.name);
+            let outcome = match how {
+                Break::Now => self.main.delete(&path).done().await,
+                Break::WhenLeaseEnds => {
+                    edit_record(&self.main, &path, |record| record.revoked = true).await
+                }
+            };
+            match outcome {
+                Err(error) if !error.is(ZkErrorCode::NO_NODE) => return Err(error.into()),
+                _ => {}
+            }
+        }
+        Ok(queue.iter().map(|observed| self.holder(observed)).collect())
+    }
+
+    /// Deletes a claim's node in the background, until the delete is answered: the session
+    /// continues after a release, and the node would, too. The receiver resolves when it is done,
+    /// and may be dropped.
+    pub(super) fn delete_until_done(
+        &self,
+        context: &ClaimContext<'_>,
+        path: Option<String>,
+    ) -> oneshot::Receiver<()> {
+        self.spawn_deletion(NodeDeletion::new(self, context, path))
     }
 
     /// The same, for a lease that has ended.
-    pub(super) fn erase_entry(&self, id: ClaimId, entry: Entry) {
-        let (layout, path) = (self.layout, entry.sure_path());
-        let Entry { session, epoch, node: Some(node), .. } = entry else { return };
+    pub(super) fn delete_ended(&self, id: ClaimId, entry: TrackedClaim) {
+        let (layout, path) = (self.layout, entry.known_path());
+        let TrackedClaim { session, epoch, node: Some(node), .. } = entry else { return };
         let parent = node.parent().to_owned();
-        drop(self.erase_all(Eraser { layout, session, epoch, parent, id, path }));
+        drop(self.spawn_deletion(NodeDeletion { layout, session, epoch, parent, id, path }));
     }
 
-    fn erase_all(&self, eraser: Eraser) -> oneshot::Receiver<()> {
-        let (tell, done) = oneshot::channel();
-        // Asked for at once, so that what is sent later comes after it.
-        let first = eraser.path.as_ref().map(|path| eraser.session.delete(path));
+    fn spawn_deletion(&self, deletion: NodeDeletion) -> oneshot::Receiver<()> {
+        let (tell_done, done) = oneshot::channel();
+        // Sent at once, so that later requests come after it.
+        let first = deletion.path.as_ref().map(|path| deletion.session.delete(path));
         self.runtime.spawn(async move {
-            eraser.run(first).await;
-            // Nobody has to wait for it.
-            let _ = tell.send(());
+            deletion.run(first).await;
+            // The caller need not wait for it.
+            let _ = tell_done.send(());
         });
         done
     }
 }
 
-/// A node that must go.
-struct Eraser {
-    layout: super::Layout,
+/// A node that must be deleted.
+struct NodeDeletion {
+    layout: Layout,
     session: Arc<Session>,
     epoch: u64,
     parent: String,
     id: ClaimId,
-    /// `None`: it has to be found.
+    /// `None` if it has to be searched for.
     path: Option<String>,
 }
 
-impl Eraser {
-    fn new(core: &Core, asking: &Asking<'_>, path: Option<String>) -> Self {
+impl NodeDeletion {
+    fn new(core: &ZooKeeperCore, context: &ClaimContext<'_>, path: Option<String>) -> Self {
         Self {
             layout: core.layout,
-            session: asking.session.clone(),
-            epoch: asking.session.status().epoch,
-            parent: asking.parent.clone(),
-            id: asking.claim.id,
+            session: context.session.clone(),
+            epoch: context.session.status().epoch,
+            parent: context.parent.clone(),
+            id: context.claim.id,
             path,
         }
     }
 
-    async fn run(self, first: Option<Answer>) {
+    /// Repeats the delete until it is answered or the session has ended. `first` is the first
+    /// attempt, if it was sent already.
+    async fn run(self, first: Option<PendingReply>) {
         let mut outcome = match first {
-            Some(first) => gone(first.done().await),
+            Some(first) => first.deleted().await,
             None => self.attempt().await,
         };
         loop {
             match outcome {
                 Ok(()) => return,
-                Err(fault @ Fault::Refused(_)) if fault.is_passing() => {
-                    tokio::time::sleep(PASSES).await;
+                Err(error @ ZkRequestError::Refused(_)) if error.is_transient() => {
+                    tokio::time::sleep(TRANSIENT_PAUSE).await;
                 }
-                Err(Fault::Refused(why)) => {
-                    report!(warn, parent = self.parent, reason = why, "a node cannot be removed");
+                Err(ZkRequestError::Refused(code)) => {
+                    report!(warn, parent = self.parent, reason = code, "a node cannot be deleted");
                     return;
                 }
                 Err(_) => {}
             }
-            match self.session.ready(Moment::NEVER).await {
+            match self.session.wait_connected(Moment::NEVER).await {
                 Ok(status) if status.epoch == self.epoch => {}
                 // The node ended with its session.
                 _ => return,
@@ -225,53 +273,49 @@ impl Eraser {
         }
     }
 
-    async fn attempt(&self) -> Answered<()> {
+    async fn attempt(&self) -> ZkResult<()> {
+        let Self { session, parent, .. } = self;
         if let Some(path) = &self.path {
-            return gone(self.session.delete(path).done().await);
+            return session.delete(path).deleted().await;
         }
-        let (sync, list) =
-            (self.session.sync(&self.parent), self.session.children(&self.parent, false));
+        let (sync, list) = (session.sync(parent), session.children(parent, false));
         sync.done().await?;
-        let children = match list.children().await {
-            Err(fault) if fault.is(Refusal::NO_NODE) => return Ok(()),
-            children => children?,
-        };
-        for child in children.iter().filter(|child| self.layout.bears(child, self.id)) {
-            gone(self.session.delete(&format!("{}/{child}", self.parent)).done().await)?;
+        let children = list.children_if_any().await?;
+        for child in children.iter().filter(|child| self.layout.is_node_of(child, self.id)) {
+            session.delete(&format!("{parent}/{child}")).deleted().await?;
         }
         Ok(())
     }
 }
 
-pub(super) fn gone(deleted: Answered<()>) -> Answered<()> {
-    match deleted {
-        Err(fault) if fault.is(Refusal::NO_NODE) => Ok(()),
-        deleted => deleted,
+/// A delete under way. If it is dropped before the reply is known, the delete is repeated in the
+/// background.
+pub(super) struct DeleteOnDrop<'a> {
+    core: &'a ZooKeeperCore,
+    context: &'a ClaimContext<'a>,
+    /// `None` if the node has to be searched for.
+    path: Option<String>,
+    is_armed: bool,
+}
+
+impl<'a> DeleteOnDrop<'a> {
+    pub(super) fn new(
+        core: &'a ZooKeeperCore,
+        context: &'a ClaimContext<'a>,
+        path: Option<String>,
+    ) -> Self {
+        Self { core, context, path, is_armed: true }
+    }
+
+    pub(super) fn disarm(&mut self) {
+        self.is_armed = false;
     }
 }
 
-/// A delete under way. Dropped before its answer is known to be one, it is repeated until it is.
-pub(super) struct Unsure<'a> {
-    core: &'a Core,
-    asking: &'a Asking<'a>,
-    /// Where it is, or that it has to be found; nothing once it is gone.
-    path: Option<Option<String>>,
-}
-
-impl<'a> Unsure<'a> {
-    pub(super) fn new(core: &'a Core, asking: &'a Asking<'a>, node: &Node) -> Self {
-        Self { core, asking, path: Some(Some(node.path.clone())) }
-    }
-
-    pub(super) fn is_done(&mut self) {
-        self.path = None;
-    }
-}
-
-impl Drop for Unsure<'_> {
+impl Drop for DeleteOnDrop<'_> {
     fn drop(&mut self) {
-        if let Some(path) = self.path.take() {
-            drop(self.core.erase(self.asking, path));
+        if self.is_armed {
+            drop(self.core.delete_until_done(self.context, self.path.take()));
         }
     }
 }

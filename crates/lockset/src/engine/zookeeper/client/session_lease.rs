@@ -1,17 +1,16 @@
-//! Until when a session can be trusted: the one rule that all leases of this engine follow.
+//! Until when a session is certain to be alive: the one rule that all leases of this engine follow.
 //!
-//! The leader alone decides when a session has expired: one timeout `T` after it last heard of it.
-//! A new session, and one that moves to another server, is made known to the leader by the
-//! handshake itself: such a session lives until `T` after the handshake was sent, at least.
+//! The leader alone expires a session: one timeout `T` after it last heard of it. A handshake that
+//! creates a session, or moves one to another server, reaches the leader itself. So the session
+//! lives at least until `T` after the handshake was sent.
 //!
-//! A request is heard by the server that it was sent to, which tells the leader with its next
-//! heartbeat, half a tick later at most. So the answer to a `sync` proves that the link to the
-//! leader is alive and that the leader has heard of *earlier* requests, not of this one: of all
-//! those that were sent `T`/4 before it or earlier, since a session lasts two ticks at least,
-//! unless an operator sets `minSessionTimeout` to less, and with such a session nothing is sure.
-//! If the server loses its leader right after the answer, these alone count. Hence a lease ends at
-//! the earlier of `T` after the last such request, and two thirds of `T` after the `sync` was
-//! sent.
+//! Any other request is seen by the server that it was sent to, which reports it to the leader with
+//! its next heartbeat, at most half a tick later. So the reply to a `sync` proves that this server
+//! is connected to the leader, and that the leader knows of *earlier* requests, not of this one: of
+//! all that were sent at least `T`/4 before it. (A session lasts at least two ticks, unless an
+//! operator sets `minSessionTimeout` lower; nothing is certain about such a session.) If the server
+//! loses the leader right after the reply, only those earlier requests count. Hence a lease ends at
+//! the earlier of `T` after the last such request and two thirds of `T` after the `sync` was sent.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,51 +18,49 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::engine::{drift, trusted_until};
 
-/// What is known about the leader's patience with one session.
+/// Computes until when the leader cannot have expired one session.
 #[derive(Debug)]
-pub(in crate::engine::zookeeper) struct Trust {
+pub(super) struct SessionLease {
     timeout: Duration,
-    /// When requests that were answered by the leader were sent, oldest first.
-    heard: VecDeque<Moment>,
-    until: Moment,
+    /// When requests that the leader answered were sent, oldest first.
+    answered: VecDeque<Moment>,
+    valid_until: Moment,
 }
 
-impl Trust {
-    /// A session that the leader made, or took over, by a handshake sent then.
-    pub(in crate::engine::zookeeper) fn new(timeout: Duration, handshake: Moment) -> Self {
-        let mut trust = Self { timeout, heard: VecDeque::new(), until: Moment::from_nanos(0) };
-        trust.greeted(handshake);
-        trust
+impl SessionLease {
+    /// The leader created the session, or took it over, by a handshake that was sent at `sent_at`.
+    pub(super) fn new(timeout: Duration, sent_at: Moment) -> Self {
+        let valid_until = Moment::from_nanos(0);
+        let mut lease = Self { timeout, answered: VecDeque::new(), valid_until };
+        lease.on_handshake(sent_at);
+        lease
     }
 
-    /// The leader took the session over by a handshake sent at `sent`.
-    pub(in crate::engine::zookeeper) fn greeted(&mut self, sent: Moment) {
-        self.heard.push_back(sent);
-        self.until = self.until.max(trusted_until(sent, self.timeout));
+    /// The leader took the session over by a handshake that was sent at `sent_at`.
+    pub(super) fn on_handshake(&mut self, sent_at: Moment) {
+        self.answered.push_back(sent_at);
+        self.valid_until = self.valid_until.max(trusted_until(sent_at, self.timeout));
     }
 
-    /// The leader answered a request sent at `sent`.
-    pub(in crate::engine::zookeeper) fn answered(&mut self, sent: Moment) {
-        let reported = sent.saturating_sub(self.timeout / 4);
-        while self.heard.len() > 1 && self.heard[1] <= reported {
-            self.heard.pop_front();
+    /// The leader answered a request that was sent at `sent_at`.
+    pub(super) fn on_leader_reply(&mut self, sent_at: Moment) {
+        let reported = sent_at.saturating_sub(self.timeout / 4);
+        while self.answered.len() > 1 && self.answered[1] <= reported {
+            self.answered.pop_front();
         }
-        if let Some(first) = self.heard.front().filter(|first| **first <= reported) {
-            let end = (*first + self.timeout).min(sent + self.timeout * 2 / 3);
-            self.until = self.until.max(end.saturating_sub(drift(self.timeout)));
+        if let Some(last_reported) = self.answered.front().filter(|first| **first <= reported) {
+            let end = (*last_reported + self.timeout).min(sent_at + self.timeout * 2 / 3);
+            self.valid_until = self.valid_until.max(end.saturating_sub(drift(self.timeout)));
         }
-        // Many are answered in a moment; a few of them are enough.
-        if self
-            .heard
-            .back()
-            .is_none_or(|last| sent.saturating_duration_since(*last) > self.timeout / 32)
-        {
-            self.heard.push_back(sent);
+        // Many requests may be answered within a moment; remembering a few of them is enough.
+        let is_due = |last: &Moment| sent_at.saturating_duration_since(*last) > self.timeout / 32;
+        if self.answered.back().is_none_or(is_due) {
+            self.answered.push_back(sent_at);
         }
     }
 
-    pub(in crate::engine::zookeeper) fn until(&self) -> Moment {
-        self.until
+    pub(super) fn valid_until(&self) -> Moment {
+        self.valid_until
     }
 }
 
@@ -83,41 +80,41 @@ mod tests {
 
     #[test]
     fn a_handshake_is_good_for_the_whole_timeout() {
-        let mut trust = Trust::new(T, at(0));
-        assert_eq!(trust.until(), end(12));
-        trust.answered(at(1));
-        assert_eq!(trust.until(), end(12), "an answer takes nothing back");
+        let mut lease = SessionLease::new(T, at(0));
+        assert_eq!(lease.valid_until(), end(12));
+        lease.on_leader_reply(at(1));
+        assert_eq!(lease.valid_until(), end(12), "a reply shortens nothing");
     }
 
     #[test]
-    fn an_answer_is_good_for_two_thirds_if_the_leader_had_heard_of_the_session_before() {
-        let mut trust = Trust::new(T, at(0));
-        trust.answered(at(4));
-        trust.answered(at(8));
-        assert_eq!(trust.until(), end(8 + 8));
-        trust.answered(at(12));
-        assert_eq!(trust.until(), end(12 + 8));
+    fn a_reply_is_good_for_two_thirds_if_an_earlier_request_was_reported_to_the_leader() {
+        let mut lease = SessionLease::new(T, at(0));
+        lease.on_leader_reply(at(4));
+        lease.on_leader_reply(at(8));
+        assert_eq!(lease.valid_until(), end(8 + 8));
+        lease.on_leader_reply(at(12));
+        assert_eq!(lease.valid_until(), end(12 + 8));
     }
 
     #[test]
-    fn after_a_long_silence_the_last_answer_before_it_counts() {
-        let mut trust = Trust::new(T, at(0));
-        trust.answered(at(4));
-        trust.answered(at(10));
-        assert_eq!(trust.until(), end(4 + 12), "not 10 + 8: the leader may know of 4 only");
-        trust.answered(at(11));
-        assert_eq!(trust.until(), end(4 + 12), "10 may not have been reported yet");
-        trust.answered(at(13));
-        assert_eq!(trust.until(), end(13 + 8));
+    fn after_a_long_silence_the_last_reply_before_it_counts() {
+        let mut lease = SessionLease::new(T, at(0));
+        lease.on_leader_reply(at(4));
+        lease.on_leader_reply(at(10));
+        assert_eq!(lease.valid_until(), end(4 + 12), "not 10 + 8: the leader may know of 4 only");
+        lease.on_leader_reply(at(11));
+        assert_eq!(lease.valid_until(), end(4 + 12), "10 may not have been reported yet");
+        lease.on_leader_reply(at(13));
+        assert_eq!(lease.valid_until(), end(13 + 8));
     }
 
     #[test]
-    fn a_crowd_of_answers_is_remembered_in_few_words() {
-        let mut trust = Trust::new(T, at(0));
+    fn many_replies_take_little_memory() {
+        let mut lease = SessionLease::new(T, at(0));
         for milli in 0..100_000 {
-            trust.answered(at(0) + Duration::from_millis(milli));
+            lease.on_leader_reply(at(0) + Duration::from_millis(milli));
         }
-        assert!(trust.heard.len() < 40);
-        assert!(trust.until() > end(99 + 7));
+        assert!(lease.answered.len() < 40);
+        assert!(lease.valid_until() > end(99 + 7));
     }
 }
