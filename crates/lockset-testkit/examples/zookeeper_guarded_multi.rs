@@ -7,7 +7,7 @@
 //!     cargo run -p lockset-testkit --example zookeeper_guarded_multi
 #![allow(clippy::print_stdout, reason = "an example talks to its reader")]
 
-use lockset::engine::zookeeper::Ownership;
+use lockset::engine::zookeeper::ZooKeeperOwnership;
 use lockset::{Break, Lockset};
 use lockset_testkit::stage::ZooKeeperServers;
 use zookeeper_client::{Acls, Client, CreateMode};
@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     zookeeper.create(&stock, b"10", &persistent).await?;
 
     let guard = locks.mutex("stock")?.lock().await?;
-    let ownership = Ownership::of(&guard.grant())?;
+    let ownership = ZooKeeperOwnership::of(&guard.grant())?;
     sell(&zookeeper, &stock, &ownership, b"9").await?;
     println!("sold one under the lock");
 
@@ -50,7 +50,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 async fn sell(
     zookeeper: &Client,
     stock: &str,
-    lock: &Ownership,
+    lock: &ZooKeeperOwnership,
     left: &[u8],
 ) -> Result<(), Box<dyn std::error::Error>> {
     let mut multi = zookeeper.new_multi_writer();

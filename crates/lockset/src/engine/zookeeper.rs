@@ -1,25 +1,27 @@
 //! Locks on ZooKeeper: ephemeral sequential nodes, in the layout of Curator or kazoo.
 //!
-//! A claim is a node below its name's node, numbered by the server; the lowest holds, and each of
+//! A claim is a node below its name's node, numbered by the server. The lowest holds, and each of
 //! the others watches the one before it. The nodes of a client belong to its session, so the
 //! session is the lease of all its locks. The parts, in the order in which a claim meets them:
 //!
-//! * `claims` is the way of one claim; `admission` decides from a list who is admitted and whom the
-//!   others wait for; `layout` knows names, paths and the order; `words` what is written down;
-//! * `keeping` is what happens while a lock is held: renewals, changes, losses; `leaving` is its
-//!   end;
-//! * `session` sends requests and says what is unknown; `link` keeps its connection to one of the
-//!   `servers`; `trust` says until when a session's nodes are there; `wire` is ZooKeeper's format;
-//! * `look` shows what is there, and `cells` keeps what outlives its writer.
+//! * `connect` parses the URL; `client` is a ZooKeeper client that knows nothing of locks;
+//! * `acquire` gets a claim its node; `paths` and `layout` name it and define the order; `record` is
+//!   what is stored there; `claim_table` keeps track of the claims of this client;
+//! * `admission` decides from the queue which claims are admitted, and what the others wait for;
+//!   `wait` does the waiting;
+//! * `renew`, `adopt` and `amend` concern a lock that is held; `events` handles the events of
+//!   sessions, losses among them;
+//! * `release` deletes the node;
+//! * `inspect` and `watch` show what is stored; `cells` stores what outlives its writer.
 //!
-//! # A create whose answer is lost
+//! # A create whose reply is lost
 //! A claim's id is part of its node's name. After a lost connection the session is taken over by a
-//! new connection, a `sync` is sent and the parent listed. That is enough to know: an old request
-//! that the same server had read stands before the `sync` in that server's queue, whatever it had
-//! not read is gone with the old connection, and the leader refuses requests by way of another
-//! server once the session has moved. So the node is in the list, or it will never be there.
+//! new connection, a `sync` is sent and the parent's children are listed. That settles it. If the
+//! same server had read the old request, it is before the `sync` in that server's queue. If it had
+//! not read it, the request is gone with the old connection. And the leader refuses requests that
+//! come through another server once the session has moved. So the node is in the list, or it will
+//! never exist.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,58 +31,60 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use tokio::sync::mpsc;
 
-use self::claims::Entry;
-use self::layout::Paths;
-use self::look::Observers;
-use self::servers::Servers;
-use self::session::{Fault, Happening, Session, failed, teller};
-use self::wire::{Acl, Hello, Kind, Refusal};
-use super::common::tombstones::Tombstones;
+use self::claim_table::ClaimTable;
+use self::client::{
+    Acl, ConnectRequest, CreateMode, ENGINE, ServerList, Session, SessionEvent, ZkErrorCode,
+    ZkRequestError, event_sink, unreachable_error,
+};
+use self::paths::NodePaths;
+use self::watch::NameWatchers;
 use super::common::watch::told_once;
 use super::{
-    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState, Scope,
-    Swap, Version, Wait,
+    Amend, Break, Capabilities, Claim, Engine, Event, Grant, Holder, LockState, Scope, Swap,
+    Version, Wait,
 };
-use crate::clock::{Clock, Moment};
+use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::hash::FastMap;
 use crate::name::{Name, Prefix};
 use crate::sync;
 use crate::token::Token;
 
 pub use self::layout::Layout;
-pub use self::words::Ownership;
+pub use self::record::ZooKeeperOwnership;
 
+mod acquire;
 mod admission;
+mod adopt;
+mod amend;
 mod cells;
-mod claims;
-mod keeping;
+mod claim_table;
+mod client;
+mod connect;
+mod events;
+mod inspect;
 mod layout;
-mod leaving;
-mod link;
-mod look;
-mod servers;
-mod session;
-mod trust;
-mod wire;
-mod words;
+mod paths;
+mod record;
+mod release;
+mod renew;
+mod wait;
+mod watch;
 
-const ENGINE: &str = "zookeeper";
-/// How long somebody who has no place in the queue yet waits for a connection.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a caller without a node in the queue waits for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a [`ZooKeeper`] is connected.
 #[derive(Clone)]
 pub struct ZooKeeperOptions {
     /// `zk://[user:password@]host[:port],…[/chroot]`; `zks` for TLS. The user is one of ZooKeeper's
-    /// `digest` scheme; nodes that it makes are for itself alone.
+    /// `digest` scheme; only this user can access the nodes that it creates.
     pub url: String,
-    /// Whose nodes ours stand among.
+    /// The recipe whose nodes this client's locks share.
     pub layout: Layout,
-    /// Names are paths as they stand, for locks that others take, too: then `a` and `a/b` must not
-    /// both be locks.
+    /// Names are used as paths without escaping, for locks that other programs take, too. Then `a`
+    /// and `a/b` must not both be locks.
     pub raw_names: bool,
-    /// The session timeout to ask for.
+    /// The session timeout to request.
     pub session: Duration,
     /// The certificates of the authorities to trust, in PEM; the system's if not given.
     pub ca: Option<PathBuf>,
@@ -90,7 +94,7 @@ pub struct ZooKeeperOptions {
 
 impl std::fmt::Debug for ZooKeeperOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The URL may carry a password.
+        // The URL may contain a password.
         f.debug_struct("ZooKeeperOptions").field("layout", &self.layout).finish_non_exhaustive()
     }
 }
@@ -110,40 +114,33 @@ impl Default for ZooKeeperOptions {
 
 /// One client of a ZooKeeper server or ensemble.
 pub struct ZooKeeper {
-    core: Arc<Core>,
+    core: Arc<ZooKeeperCore>,
     tasks: Vec<tokio::task::AbortHandle>,
 }
 
-/// Which session a node belongs to; the client's own is the first.
-type Tag = u64;
-const MAIN: Tag = 0;
+/// Identifies a session among those of this client.
+type SessionTag = u64;
+/// The session of all locks that are neither fixed nor detachable.
+const MAIN_SESSION: SessionTag = 0;
 
 #[derive(Debug)]
-struct Core {
-    servers: Arc<Servers>,
+struct ZooKeeperCore {
+    servers: Arc<ServerList>,
     layout: Layout,
-    paths: Paths,
+    paths: NodePaths,
     acl: Acl,
     clock: Clock,
     runtime: tokio::runtime::Handle,
     main: Arc<Session>,
-    tags: AtomicU64,
-    /// As it was negotiated when this client connected.
+    next_tag: AtomicU64,
+    /// The timeout that was negotiated when this client connected.
     timeout: Duration,
-    book: Mutex<Book>,
-    observers: Observers,
-    happenings: mpsc::UnboundedSender<(Tag, Happening)>,
-    tell: mpsc::UnboundedSender<Event>,
-    events: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
-}
-
-/// The claims of this client that have a node, or may have one.
-#[derive(Debug, Default)]
-struct Book {
-    entries: FastMap<ClaimId, Entry>,
-    /// The nodes of held locks that are watched.
-    watched: HashMap<String, ClaimId>,
-    withdrawn: Tombstones,
+    claims: Mutex<ClaimTable>,
+    watchers: NameWatchers,
+    session_events: mpsc::UnboundedSender<(SessionTag, SessionEvent)>,
+    events: mpsc::UnboundedSender<Event>,
+    /// Taken by the first call of [`Engine::events`].
+    event_receiver: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
 impl std::fmt::Debug for ZooKeeper {
@@ -156,41 +153,42 @@ impl ZooKeeper {
     /// Connects. Must be called inside a tokio runtime, on which the connection then lives.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a URL that is none; [`Error::Unreachable`] if no server answers or
-    /// the chroot cannot be made.
+    /// [`Error::Invalid`] if the URL is invalid; [`Error::Unreachable`] if no server answers or the
+    /// chroot cannot be created.
     ///
     /// # Cancel safety
     /// Cancel safe.
     pub async fn connect(options: ZooKeeperOptions) -> Result<Self> {
-        let servers = Arc::new(Servers::parse(&options)?);
+        let servers = Arc::new(ServerList::parse(&options)?);
         let clock = Clock::boot();
-        let (happenings, happening) = mpsc::unbounded_channel();
-        let (tell, events) = mpsc::unbounded_channel();
-        let hello = new_session(options.session)?;
-        let told = teller(MAIN, happenings.clone());
-        let main = Arc::new(Session::start(servers.clone(), clock.clone(), hello, true, told));
-        main.ready(clock.now() + PATIENCE).await?;
+        let (session_events, session_event_receiver) = mpsc::unbounded_channel();
+        let (events, event_receiver) = mpsc::unbounded_channel();
+        let request = new_session_request(options.session)?;
+        let sink = event_sink(MAIN_SESSION, session_events.clone());
+        let main = Arc::new(Session::start(servers.clone(), clock.clone(), request, true, sink));
+        main.wait_connected(clock.now() + CONNECT_TIMEOUT).await?;
         let chroot = servers.chroot.clone();
-        let core = Arc::new(Core {
+        let core = Arc::new(ZooKeeperCore {
             layout: options.layout,
-            paths: Paths { chroot, raw: options.raw_names },
-            acl: if servers.login().is_some() { Acl::Creator } else { Acl::Anybody },
+            paths: NodePaths { chroot, raw_names: options.raw_names },
+            acl: if servers.login.is_some() { Acl::CreatorAll } else { Acl::Open },
             servers,
             clock,
             runtime: tokio::runtime::Handle::current(),
             timeout: main.timeout(),
             main,
-            tags: AtomicU64::new(MAIN + 1),
-            book: Mutex::default(),
-            observers: Observers::default(),
-            happenings,
-            tell,
-            events: Mutex::new(Some(events)),
+            next_tag: AtomicU64::new(MAIN_SESSION + 1),
+            claims: Mutex::default(),
+            watchers: NameWatchers::default(),
+            session_events,
+            events,
+            event_receiver: Mutex::new(Some(event_receiver)),
         });
-        core.make_chroot().await?;
+        core.create_chroot().await?;
+        let dispatcher = events::dispatch_events(core.clone(), session_event_receiver);
         let tasks = vec![
-            tokio::spawn(keeping::heed_all(core.clone(), happening)).abort_handle(),
-            tokio::spawn(keeping::end_leases(core.clone())).abort_handle(),
+            tokio::spawn(dispatcher).abort_handle(),
+            tokio::spawn(events::end_unrenewed_leases(core.clone())).abort_handle(),
         ];
         Ok(Self { core, tasks })
     }
@@ -202,72 +200,80 @@ impl Drop for ZooKeeper {
     }
 }
 
-/// The greeting that asks for a new session.
-fn new_session(timeout: Duration) -> Result<Hello> {
+/// The request for a new session.
+fn new_session_request(timeout: Duration) -> Result<ConnectRequest> {
     let timeout_ms = i32::try_from(timeout.as_millis()).ok().filter(|ms| *ms > 0);
     let timeout_ms = timeout_ms.ok_or_else(|| {
         let why = "a session lasts from a millisecond to 24 days";
         Error::invalid("ttl", &format!("{timeout:?}"), why)
     })?;
-    Ok(Hello { seen: 0, timeout_ms, session: 0, password: vec![0; 16] })
+    Ok(ConnectRequest::new_session(timeout_ms))
 }
 
-impl Core {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        sync::lock(&self.book)
+impl ZooKeeperCore {
+    fn claims(&self) -> MutexGuard<'_, ClaimTable> {
+        sync::lock(&self.claims)
     }
 
-    fn new_tag(&self) -> Tag {
-        self.tags.fetch_add(1, Ordering::Relaxed)
+    fn new_tag(&self) -> SessionTag {
+        self.next_tag.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Waits for a connection of the client's own session.
-    async fn ready(&self) -> Result<()> {
-        self.main.ready(self.clock.now() + PATIENCE).await.map(|_| ())
+    /// Waits for a connection of the main session.
+    async fn wait_connected(&self) -> Result<()> {
+        self.main.wait_connected(self.clock.now() + CONNECT_TIMEOUT).await.map(|_| ())
     }
 
-    /// Makes the chroot if it is missing; again if the answer was lost, which does no harm.
-    async fn make_chroot(&self) -> Result<()> {
-        let deadline = self.clock.now() + PATIENCE;
+    /// Creates the chroot if it is missing. Repeated if the reply is lost, which is harmless.
+    async fn create_chroot(&self) -> Result<()> {
+        let deadline = self.clock.now() + CONNECT_TIMEOUT;
         loop {
             let chroot = &self.paths.chroot;
-            match self.make_nodes(&self.main, "", chroot, Kind::Persistent).await {
+            match self.create_missing(&self.main, "", chroot, CreateMode::Persistent).await {
                 Err(error) if error.is_retryable() && self.clock.now() < deadline => {
-                    self.main.ready(deadline).await?;
+                    self.main.wait_connected(deadline).await?;
                 }
-                made => return made,
+                created => return created,
             }
         }
     }
 
-    /// Makes the nodes of `path` that lie below `top` and are missing.
-    async fn make_nodes(&self, session: &Session, top: &str, path: &str, kind: Kind) -> Result<()> {
+    /// Creates the nodes of `path` that are below `top` and missing.
+    async fn create_missing(
+        &self,
+        session: &Session,
+        top: &str,
+        path: &str,
+        mode: CreateMode,
+    ) -> Result<()> {
         let below = path.strip_prefix(top).unwrap_or(path);
         let ends = below.match_indices('/').map(|(at, _)| at).filter(|at| *at > 0);
         let ends = ends.chain([below.len()]);
-        // All at once: each is there when the next is tried.
-        let made: Vec<_> = ends
+        // All are sent at once: the server creates them in order.
+        let creates: Vec<_> = ends
             .map(|end| format!("{top}{}", &below[..end]))
-            .map(|node| session.create(&node, b"", self.acl, kind))
+            .map(|node| session.create(&node, b"", self.acl, mode))
             .collect();
         let mut outcome = Ok(());
-        for made in made {
-            outcome = match made.done().await {
-                Err(fault) if !fault.is(Refusal::NODE_EXISTS) => Err(fault),
+        for create in creates {
+            outcome = match create.done().await {
+                Err(error) if !error.is(ZkErrorCode::NODE_EXISTS) => Err(error),
                 _ => Ok(()),
             };
         }
-        // Nodes that this user may not touch are no harm if the last one is there.
-        if outcome.as_ref().is_err_and(|fault: &Fault| fault.is(Refusal::NO_AUTH)) {
+        // Nodes that this user may not access do not matter if the last one exists.
+        if outcome.as_ref().is_err_and(|error: &ZkRequestError| error.is(ZkErrorCode::NO_AUTH)) {
             outcome = match session.data(path, false).data().await {
-                Err(fault) if fault.is(Refusal::NO_NODE) => outcome,
-                Ok(_) | Err(Fault::Refused(_)) => Ok(()),
-                Err(fault) => Err(fault),
+                Err(error) if error.is(ZkErrorCode::NO_NODE) => outcome,
+                Ok(_) | Err(ZkRequestError::Refused(_)) => Ok(()),
+                Err(error) => Err(error),
             };
         }
-        outcome.map_err(|fault| match fault {
-            Fault::Refused(why) => failed(format!("`{path}` cannot be made: {why}"), false),
-            fault => fault.into(),
+        outcome.map_err(|error| match error {
+            ZkRequestError::Refused(code) => {
+                unreachable_error(format!("`{path}` cannot be made: {code}"), false)
+            }
+            error => error.into(),
         })
     }
 }
@@ -291,8 +297,8 @@ impl Engine for ZooKeeper {
     }
 
     fn identity(&self) -> String {
-        // Raw names are other nodes.
-        let names = if self.core.paths.raw { "?names=raw" } else { "" };
+        // With raw names, the same name is another node.
+        let names = if self.core.paths.raw_names { "?names=raw" } else { "" };
         format!("{}{names}", self.core.servers.identity())
     }
 
@@ -305,7 +311,7 @@ impl Engine for ZooKeeper {
     }
 
     async fn raise(&self, _: &Claim, _: &Grant, _: Token) -> Result<Grant> {
-        Err(no_fence())
+        Err(chosen_tokens_unsupported())
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
@@ -333,11 +339,11 @@ impl Engine for ZooKeeper {
     }
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        look::watch(self.core.clone(), scope.clone())
+        watch::watch(self.core.clone(), scope.clone())
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
-        self.core.look(name).await
+        self.core.inspect(name).await
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
@@ -353,24 +359,20 @@ impl Engine for ZooKeeper {
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
-        told_once(sync::lock(&self.core.events).take())
+        told_once(sync::lock(&self.core.event_receiver).take())
     }
 
     async fn close(&self) {
         self.tasks.iter().for_each(tokio::task::AbortHandle::abort);
-        // The sessions of detached locks are only left, not ended: they belong to their tickets.
-        self.core.book().entries.clear();
-        self.core.observers.close();
+        // The sessions of detached locks are left, not ended: they belong to their tickets.
+        self.core.claims().entries.clear();
+        self.core.watchers.close();
         self.core.main.close().await;
     }
 }
 
-fn no_fence() -> Error {
-    let what = "tokens that the caller chooses: they are numbers of transactions".to_owned();
+/// A token is the number of a transaction, so the caller cannot choose it.
+fn chosen_tokens_unsupported() -> Error {
+    let what = "tokens chosen by the caller: a token is the number of a transaction".to_owned();
     Error::Unsupported { engine: ENGINE, what }
-}
-
-/// The earlier of two moments, of which the second may be "as long as it takes".
-fn at_most(span: Duration, now: Moment, deadline: Moment) -> Moment {
-    (now + span).min(deadline)
 }

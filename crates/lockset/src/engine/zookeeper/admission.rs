@@ -1,72 +1,74 @@
-//! Whether a claim is admitted, and whom it has to wait for if not: pure decisions about a list.
+//! Whether a claim is admitted, and what it has to wait for if not: pure decisions about a queue.
 
-use super::layout::Place;
+use super::layout::QueueNode;
 use crate::engine::Mode;
 use crate::engine::common::admission::{Tally, clash};
 
-/// What a list of all who hold or wait says about one of them.
+/// What a queue says about one of its nodes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum AdmissionDecision {
     Admitted,
-    /// It is not in the list.
-    Gone,
-    /// The name is in use in another way, for this reason.
-    Clash(String),
-    Wait(WaitFor),
+    /// It is not in the queue.
+    NotQueued,
+    /// The name is used in another mode, for this reason.
+    Conflict(String),
+    Wait(WatchTarget),
 }
 
-/// Whose leaving may let a waiter in. Nobody else's does, so nobody else is watched.
+/// The nodes whose change may admit a waiter. No other node matters, so no other is watched.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum WaitFor {
-    /// This one's.
-    One(String),
-    /// Any of these: they hold permits, and there is nobody between them and the waiter.
+pub(super) enum WatchTarget {
+    /// This one.
+    Node(String),
+    /// Any of these: they hold permits, and no waiter is between them and this one.
     AnyOf(Vec<String>),
-    /// This one waits for permits, too, and says when it has got them.
-    Behind(String),
+    /// This one waits for permits, too, and its record says when it has got them.
+    PermitWaiter(String),
 }
 
-/// How many of the queue, from the front, hold the lock together.
-pub(super) fn holders(queue: &[Place]) -> usize {
+/// How many nodes at the front of the queue hold the lock together.
+pub(super) fn count_holders(queue: &[QueueNode]) -> usize {
     let mut tally = Tally::default();
-    let admitted = queue.iter().take_while(|place| {
-        let admitted = tally.admits(place.mode.into());
-        tally.add(place.mode.into());
+    let admitted = queue.iter().take_while(|node| {
+        let admitted = tally.admits(node.mode.into());
+        tally.add(node.mode.into());
         admitted
     });
     admitted.count()
 }
 
-/// Decides about the claim whose node is `own`.
-pub(super) fn judge(queue: &[Place], own: &str) -> Verdict {
-    let Some(position) = queue.iter().position(|place| place.node == own) else {
-        return Verdict::Gone;
+/// Decides about the claim whose node is named `own`.
+pub(super) fn decide(queue: &[QueueNode], own: &str) -> AdmissionDecision {
+    let Some(position) = queue.iter().position(|node| node.name == own) else {
+        return AdmissionDecision::NotQueued;
     };
     let (before, mode) = (&queue[..position], Mode::from(queue[position].mode));
-    if let Some(why) = before.iter().find_map(|place| clash(place.mode.into(), mode)) {
-        return Verdict::Clash(why);
+    if let Some(why) = before.iter().find_map(|node| clash(node.mode.into(), mode)) {
+        return AdmissionDecision::Conflict(why);
     }
     let mut tally = Tally::default();
-    before.iter().for_each(|place| tally.add(place.mode.into()));
+    before.iter().for_each(|node| tally.add(node.mode.into()));
     if tally.admits(mode) {
-        return Verdict::Admitted;
+        return AdmissionDecision::Admitted;
     }
-    let node = |place: &Place| place.node.clone();
-    let wait_for = match mode {
-        Mode::Exclusive => before.last().map(|last| WaitFor::One(node(last))),
+    let name = |node: &QueueNode| node.name.clone();
+    let target = match mode {
+        Mode::Exclusive => before.last().map(|last| WatchTarget::Node(name(last))),
         Mode::Shared => {
-            let mut writers = before.iter().rev();
-            let last = writers.find(|place| Mode::from(place.mode) == Mode::Exclusive);
-            last.map(|last| WaitFor::One(node(last)))
+            let mut from_last = before.iter().rev();
+            let last_writer = from_last.find(|node| Mode::from(node.mode) == Mode::Exclusive);
+            last_writer.map(|last| WatchTarget::Node(name(last)))
         }
-        Mode::Permits { .. } => before.last().map(|last| match holders(before) == before.len() {
-            true => WaitFor::AnyOf(before.iter().map(node).collect()),
-            false => WaitFor::Behind(node(last)),
-        }),
+        Mode::Permits { .. } => {
+            before.last().map(|last| match count_holders(before) == before.len() {
+                true => WatchTarget::AnyOf(before.iter().map(name).collect()),
+                false => WatchTarget::PermitWaiter(name(last)),
+            })
+        }
     };
-    // Whoever has nobody to wait for was admitted above, or asks for more than there is.
-    wait_for
-        .map_or_else(|| Verdict::Clash("nobody could ever be admitted".to_owned()), Verdict::Wait)
+    // A claim with nothing to wait for was admitted above, or asks for more than there is.
+    let never = || AdmissionDecision::Conflict("it could never be admitted".to_owned());
+    target.map_or_else(never, AdmissionDecision::Wait)
 }
 
 #[cfg(test)]
@@ -74,17 +76,17 @@ mod tests {
     use super::super::layout::Layout;
     use super::*;
 
-    fn queue(nodes: &[&str]) -> Vec<Place> {
+    fn queue(nodes: &[&str]) -> Vec<QueueNode> {
         let children: Vec<String> = nodes.iter().map(|node| (*node).to_owned()).collect();
         Layout::Curator.queue(&children)
     }
 
-    fn one(node: &str) -> Verdict {
-        Verdict::Wait(WaitFor::One(node.to_owned()))
+    fn wait_for_node(node: &str) -> AdmissionDecision {
+        AdmissionDecision::Wait(WatchTarget::Node(node.to_owned()))
     }
 
     #[test]
-    fn a_writer_watches_who_is_before_it_and_a_reader_the_last_writer() {
+    fn a_writer_watches_the_node_before_it_and_a_reader_the_last_writer() {
         let queue = queue(&[
             "r-__READ__0000000001",
             "r-__READ__0000000002",
@@ -92,40 +94,43 @@ mod tests {
             "r-__READ__0000000004",
             "w-lock-0000000005",
         ]);
-        assert_eq!(judge(&queue, "r-__READ__0000000001"), Verdict::Admitted);
-        assert_eq!(judge(&queue, "r-__READ__0000000002"), Verdict::Admitted);
-        assert_eq!(judge(&queue, "w-lock-0000000003"), one("r-__READ__0000000002"));
-        assert_eq!(judge(&queue, "r-__READ__0000000004"), one("w-lock-0000000003"));
-        assert_eq!(judge(&queue, "w-lock-0000000005"), one("r-__READ__0000000004"));
-        assert_eq!(judge(&queue, "w-lock-0000000006"), Verdict::Gone);
-        assert_eq!(holders(&queue), 2);
+        assert_eq!(decide(&queue, "r-__READ__0000000001"), AdmissionDecision::Admitted);
+        assert_eq!(decide(&queue, "r-__READ__0000000002"), AdmissionDecision::Admitted);
+        assert_eq!(decide(&queue, "w-lock-0000000003"), wait_for_node("r-__READ__0000000002"));
+        assert_eq!(decide(&queue, "r-__READ__0000000004"), wait_for_node("w-lock-0000000003"));
+        assert_eq!(decide(&queue, "w-lock-0000000005"), wait_for_node("r-__READ__0000000004"));
+        assert_eq!(decide(&queue, "w-lock-0000000006"), AdmissionDecision::NotQueued);
+        assert_eq!(count_holders(&queue), 2);
     }
 
     #[test]
-    fn the_first_who_waits_for_permits_watches_all_holders_and_others_who_is_before_them() {
+    fn the_first_waiter_for_permits_watches_all_holders_and_the_others_the_node_before_them() {
         let queue = queue(&[
             "a-1.3__PERM__0000000001",
             "b-1.3__PERM__0000000002",
             "c-3.3__PERM__0000000003",
             "d-1.3__PERM__0000000004",
         ]);
-        assert_eq!(judge(&queue, "b-1.3__PERM__0000000002"), Verdict::Admitted);
+        assert_eq!(decide(&queue, "b-1.3__PERM__0000000002"), AdmissionDecision::Admitted);
         let holders =
             vec!["a-1.3__PERM__0000000001".to_owned(), "b-1.3__PERM__0000000002".to_owned()];
         assert_eq!(
-            judge(&queue, "c-3.3__PERM__0000000003"),
-            Verdict::Wait(WaitFor::AnyOf(holders))
+            decide(&queue, "c-3.3__PERM__0000000003"),
+            AdmissionDecision::Wait(WatchTarget::AnyOf(holders))
         );
-        let behind = Verdict::Wait(WaitFor::Behind("c-3.3__PERM__0000000003".to_owned()));
-        assert_eq!(judge(&queue, "d-1.3__PERM__0000000004"), behind);
+        let before = WatchTarget::PermitWaiter("c-3.3__PERM__0000000003".to_owned());
+        assert_eq!(decide(&queue, "d-1.3__PERM__0000000004"), AdmissionDecision::Wait(before));
     }
 
     #[test]
     fn a_name_has_one_use_at_a_time() {
         let mixed =
             queue(&["a-1.3__PERM__0000000001", "w-lock-0000000002", "x-1.4__PERM__0000000003"]);
-        assert!(matches!(judge(&mixed, "w-lock-0000000002"), Verdict::Clash(_)));
-        assert!(matches!(judge(&mixed, "x-1.4__PERM__0000000003"), Verdict::Clash(_)));
-        assert_eq!(judge(&mixed, "a-1.3__PERM__0000000001"), Verdict::Admitted);
+        assert!(matches!(decide(&mixed, "w-lock-0000000002"), AdmissionDecision::Conflict(_)));
+        assert!(matches!(
+            decide(&mixed, "x-1.4__PERM__0000000003"),
+            AdmissionDecision::Conflict(_)
+        ));
+        assert_eq!(decide(&mixed, "a-1.3__PERM__0000000001"), AdmissionDecision::Admitted);
     }
 }

@@ -1,123 +1,131 @@
 //! Cells: nodes that outlive their writers, changed by compare-and-set.
 //!
-//! The version of a cell is the number of the transaction that last wrote it, which never comes
-//! back. The server itself compares only a count that begins anew with every new node, so each cell
-//! has a child of a random name that lives as long as it: a change checks the count *and* that the
-//! child is there, and thus cannot meet another cell of the same name and the same count.
+//! The version of a cell is the number of the transaction that last wrote it, which is never
+//! reused. The server itself compares only the data version, which starts anew with every new node.
+//! So each cell has a child with a random name (its generation) that lives as long as the cell. A
+//! change checks the data version *and* that this child exists, and thus cannot hit another cell
+//! with the same name and data version.
 
-use super::session::Fault;
-use super::wire::{Kind, Part, Refusal, Stat};
-use super::{Core, PATIENCE};
+use super::ZooKeeperCore;
+use super::client::{CreateMode, MultiOp, NodeStat, ZkErrorCode, ZkRequestError};
 use crate::engine::{Cell, Swap, Version};
 use crate::error::{Error, Result};
 use crate::name::Name;
 
-/// How long the name of the child is, in hexadecimal digits; the cell's data begins with it.
-const GENERATION: usize = 32;
+/// The length of the generation, in hexadecimal digits. The cell's data begins with it.
+const GENERATION_LEN: usize = 32;
 
-/// What a cell's node holds.
-struct Stored {
+/// What a cell's node contains.
+struct StoredCell {
     cell: Cell,
     generation: String,
-    count: i32,
+    data_version: i32,
 }
 
-impl Core {
+impl ZooKeeperCore {
     pub(super) async fn cell(
         &self,
         name: &Name,
         expect: Version,
         value: Option<Vec<u8>>,
     ) -> Result<Swap> {
-        let path = self.paths.cell(name);
+        let path = self.paths.cell_node(name);
         let mut was_missing = false;
         loop {
-            self.main.ready(self.clock.now() + PATIENCE).await?;
+            self.wait_connected().await?;
             let stored = self.read_cell(name, &path).await?;
             let version = stored.as_ref().map_or(Version::ABSENT, |stored| stored.cell.version);
             if version != expect {
                 let found = stored.map(|stored| stored.cell).unwrap_or_default();
                 return Ok(Swap::Found(found));
             }
-            let parts = match (stored, &value) {
+            let ops = match (stored, &value) {
                 (None, None) => return Ok(Swap::Done(Version::ABSENT)),
-                (stored, value) => self.swap(&path, stored, value.as_deref()),
+                (stored, value) => self.swap_ops(&path, stored, value.as_deref()),
             };
-            match self.main.multi(&parts).transaction().await {
+            match self.main.multi(&ops).committed().await {
                 Ok(_) if value.is_none() => return Ok(Swap::Done(Version::ABSENT)),
                 Ok(zxid) => return Ok(Swap::Done(version_of(zxid))),
-                Err(Fault::Refused(Refusal::NO_NODE)) if expect == Version::ABSENT => {
-                    let (chroot, cells) = (&self.paths.chroot, self.paths.cells());
-                    self.make_nodes(&self.main, "", chroot, Kind::Persistent).await?;
-                    self.make_nodes(&self.main, chroot, &cells, Kind::Persistent).await?;
+                Err(ZkRequestError::Refused(ZkErrorCode::NO_NODE)) if expect == Version::ABSENT => {
+                    let (chroot, cells) = (&self.paths.chroot, self.paths.cells_root());
+                    self.create_missing(&self.main, "", chroot, CreateMode::Persistent).await?;
+                    self.create_missing(&self.main, chroot, &cells, CreateMode::Persistent).await?;
                 }
-                // A version never comes back, so this is the same cell, without its child.
-                Err(Fault::Refused(Refusal::NO_NODE)) if was_missing => {
-                    let why = "a part of its cell was removed by something else".to_owned();
+                // A version is never reused, so this is the same cell, without its child.
+                Err(ZkRequestError::Refused(ZkErrorCode::NO_NODE)) if was_missing => {
+                    let why = "a part of its cell was removed by another program".to_owned();
                     return Err(Error::Conflict { name: name.clone(), why });
                 }
-                Err(Fault::Refused(Refusal::NO_NODE)) => was_missing = true,
-                // Somebody was faster: what is there now decides.
-                Err(Fault::Refused(Refusal::BAD_VERSION | Refusal::NODE_EXISTS)) => {}
-                Err(fault) => return Err(fault.into()),
+                Err(ZkRequestError::Refused(ZkErrorCode::NO_NODE)) => was_missing = true,
+                // Another client was faster: its value decides.
+                Err(ZkRequestError::Refused(
+                    ZkErrorCode::BAD_VERSION | ZkErrorCode::NODE_EXISTS,
+                )) => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }
 
-    fn swap(&self, path: &str, stored: Option<Stored>, value: Option<&[u8]>) -> Vec<Part> {
+    /// The operations that replace `stored` by `value`.
+    fn swap_ops(
+        &self,
+        path: &str,
+        stored: Option<StoredCell>,
+        value: Option<&[u8]>,
+    ) -> Vec<MultiOp> {
         let path = path.to_owned();
         let child = |generation: &str| format!("{path}/{generation}");
         let data = |generation: &str, value: &[u8]| [generation.as_bytes(), value].concat();
         match (stored, value) {
             (None, value) => {
                 let generation = format!("{:032x}", rand::random::<u128>());
-                let (acl, kind) = (self.acl, Kind::Persistent);
+                let (acl, mode) = (self.acl, CreateMode::Persistent);
                 let written = data(&generation, value.unwrap_or_default());
-                let below = child(&generation);
+                let child = child(&generation);
                 vec![
-                    Part::Create { path, data: written, acl, kind },
-                    Part::Create { path: below, data: Vec::new(), acl, kind },
+                    MultiOp::Create { path, data: written, acl, mode },
+                    MultiOp::Create { path: child, data: Vec::new(), acl, mode },
                 ]
             }
-            (Some(Stored { generation, count, .. }), Some(value)) => vec![
-                Part::Check { path: child(&generation), version: -1 },
-                Part::SetData { data: data(&generation, value), path, version: count },
+            (Some(StoredCell { generation, data_version, .. }), Some(value)) => vec![
+                MultiOp::Check { path: child(&generation), version: -1 },
+                MultiOp::SetData { data: data(&generation, value), path, version: data_version },
             ],
-            (Some(Stored { generation, count, .. }), None) => vec![
-                Part::Delete { path: child(&generation), version: -1 },
-                Part::Delete { path, version: count },
+            (Some(StoredCell { generation, data_version, .. }), None) => vec![
+                MultiOp::Delete { path: child(&generation), version: -1 },
+                MultiOp::Delete { path, version: data_version },
             ],
         }
     }
 
-    async fn read_cell(&self, name: &Name, path: &str) -> Result<Option<Stored>> {
+    async fn read_cell(&self, name: &Name, path: &str) -> Result<Option<StoredCell>> {
         let (sync, data) = (self.main.sync(path), self.main.data(path, false));
         sync.done().await?;
         match data.data().await {
-            Ok((data, stat)) => stored(name, &data, stat).map(Some),
-            Err(fault) if fault.is(Refusal::NO_NODE) => Ok(None),
-            Err(fault) => Err(fault.into()),
+            Ok((data, stat)) => decode(name, &data, stat).map(Some),
+            Err(error) if error.is(ZkErrorCode::NO_NODE) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 }
 
-/// The cell that a node with this data and these facts is.
-pub(super) fn cell_of(name: &Name, data: &[u8], stat: Stat) -> Result<Cell> {
-    stored(name, data, stat).map(|stored| stored.cell)
+/// The cell in a node with this data and metadata.
+pub(super) fn cell_of(name: &Name, data: &[u8], stat: NodeStat) -> Result<Cell> {
+    decode(name, data, stat).map(|stored| stored.cell)
 }
 
-fn stored(name: &Name, data: &[u8], stat: Stat) -> Result<Stored> {
-    let split = data.split_at_checked(GENERATION).and_then(|(generation, value)| {
+fn decode(name: &Name, data: &[u8], stat: NodeStat) -> Result<StoredCell> {
+    let split = data.split_at_checked(GENERATION_LEN).and_then(|(generation, value)| {
         let generation = std::str::from_utf8(generation).ok()?;
-        let is_ours = generation.bytes().all(|byte| byte.is_ascii_hexdigit());
-        is_ours.then(|| (generation.to_owned(), value.to_vec()))
+        let is_hex = generation.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_hex.then(|| (generation.to_owned(), value.to_vec()))
     });
     let Some((generation, value)) = split else {
-        let why = "its cell was written by something else".to_owned();
+        let why = "its cell was written by another program".to_owned();
         return Err(Error::Conflict { name: name.clone(), why });
     };
     let cell = Cell { version: version_of(stat.mzxid), value };
-    Ok(Stored { cell, generation, count: stat.version })
+    Ok(StoredCell { cell, generation, data_version: stat.version })
 }
 
 fn version_of(zxid: i64) -> Version {
