@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn every_round_begins_with_another() {
+    fn every_round_begins_with_another_contender() {
         assert_eq!(rotated(3, 1).collect::<Vec<_>>(), [1, 2, 0]);
     }
 }

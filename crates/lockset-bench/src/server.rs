@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_of_scripts_are_told_from_those_of_clients() {
+    fn calls_of_scripts_are_distinguished_from_those_of_clients() {
         assert!(is_from_a_client("+1339518083.107412 [0 127.0.0.1:60866] \"get\" \"x lua]\""));
         assert!(!is_from_a_client("+1339518083.107412 [0 lua] \"get\" \"x\""));
     }

@@ -6,11 +6,11 @@
 
 use std::process::ExitCode;
 
-use lockset_models::explorer::deep;
+use lockset_models::explorer::run_deep_searches;
 use lockset_models::redlock_model::{Proposals, Scenario};
 
 fn main() -> ExitCode {
-    deep("redlock_model", 30, searches())
+    run_deep_searches("redlock_model", 30, searches())
 }
 
 /// From the small to the large.

@@ -13,7 +13,7 @@ pub trait Model {
     /// Something that happens.
     type Step: Display + Debug;
     /// A broken promise.
-    type Breach: Copy + Debug;
+    type Violation: Copy + Debug;
 
     /// The state in which it begins.
     fn first(&self) -> Self::State;
@@ -22,7 +22,7 @@ pub trait Model {
     fn steps(&self, state: &Self::State) -> Vec<Next<Self>>;
 
     /// Whether this breach is one that is looked for.
-    fn seeks(&self, _breach: Self::Breach) -> bool {
+    fn looks_for(&self, _breach: Self::Violation) -> bool {
         true
     }
 
@@ -33,11 +33,11 @@ pub trait Model {
 }
 
 /// A step, what it leads to, and the promise it breaks.
-pub type Next<M> = (<M as Model>::Step, <M as Model>::State, Option<<M as Model>::Breach>);
+pub type Next<M> = (<M as Model>::Step, <M as Model>::State, Option<<M as Model>::Violation>);
 
 /// What a search found.
 #[derive(Debug)]
-pub struct Explored<Step, Breach> {
+pub struct Exploration<Step, Violation> {
     /// Different states that were reached.
     pub states: usize,
     /// Steps that were tried.
@@ -45,21 +45,21 @@ pub struct Explored<Step, Breach> {
     /// The steps to the state that is farthest from the beginning.
     pub depth: usize,
     /// The greatest measure of any state.
-    pub greatest: u8,
+    pub max_measure: u8,
     /// Every state that can be reached was reached.
     pub exhausted: bool,
     /// The shortest way to a broken promise.
-    pub found: Option<(Breach, Vec<Step>)>,
+    pub found: Option<(Violation, Vec<Step>)>,
 }
 
-impl<Step: Display, Breach: Debug> Display for Explored<Step, Breach> {
+impl<Step: Display, Violation: Debug> Display for Exploration<Step, Violation> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { states, steps, depth, .. } = self;
         let how = if self.exhausted { "all of them" } else { "not all" };
         write!(f, "{states} states ({how}), {steps} steps, depth {depth}")?;
-        if let Some((breach, way)) = &self.found {
-            write!(f, "; {breach:?} after {} steps:", way.len())?;
-            for step in way {
+        if let Some((violation, path)) = &self.found {
+            write!(f, "; {violation:?} after {} steps:", path.len())?;
+            for step in path {
                 write!(f, "\n  {step}")?;
             }
         }
@@ -70,7 +70,11 @@ impl<Step: Display, Breach: Debug> Display for Explored<Step, Breach> {
 /// What an example does whose searches are too large for every day: `deep [millions]` explores each
 /// until all states are seen, or as many millions.
 #[allow(clippy::print_stdout, reason = "a tool that talks to a person")]
-pub fn deep<M: Model>(title: &str, usual: usize, searches: Vec<(&'static str, M)>) -> ExitCode {
+pub fn run_deep_searches<M: Model>(
+    title: &str,
+    usual: usize,
+    searches: Vec<(&'static str, M)>,
+) -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let millions = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["deep"] => Some(usual),
@@ -92,33 +96,39 @@ pub fn deep<M: Model>(title: &str, usual: usize, searches: Vec<(&'static str, M)
 }
 
 /// Searches until a promise is broken, all states are seen, or there are more than `most`.
-pub fn explore<M: Model>(model: &M, most: usize) -> Explored<M::Step, M::Breach> {
+pub fn explore<M: Model>(model: &M, most: usize) -> Exploration<M::Step, M::Violation> {
     let first = model.first();
-    let mut seen: HashSet<u128, BuildHasherDefault<Ready>> = HashSet::default();
+    let mut seen: HashSet<u128, BuildHasherDefault<PrehashedHasher>> = HashSet::default();
     seen.insert(fingerprint(&first));
     // By which step of which state each state was reached: enough to tell the way again.
-    let mut origins: Vec<(u32, u32)> = vec![(0, 0)];
+    let mut parents: Vec<(u32, u32)> = vec![(0, 0)];
     let mut level = vec![(0_u32, first)];
-    let mut explored =
-        Explored { states: 1, steps: 0, depth: 0, greatest: 0, exhausted: false, found: None };
+    let mut explored = Exploration {
+        states: 1,
+        steps: 0,
+        depth: 0,
+        max_measure: 0,
+        exhausted: false,
+        found: None,
+    };
     while !level.is_empty() {
         let mut next_level = Vec::new();
         for (index, state) in &level {
-            for (nth, (step, next, breach)) in model.steps(state).into_iter().enumerate() {
+            for (nth, (step, next, violation)) in model.steps(state).into_iter().enumerate() {
                 explored.steps += 1;
-                if let Some(breach) = breach.filter(|breach| model.seeks(*breach)) {
-                    let mut way = way_to(model, &origins, *index);
-                    way.push(step);
-                    explored.found = Some((breach, way));
+                if let Some(violation) = violation.filter(|violation| model.looks_for(*violation)) {
+                    let mut path = path_to(model, &parents, *index);
+                    path.push(step);
+                    explored.found = Some((violation, path));
                     return explored;
                 }
-                explored.greatest = explored.greatest.max(model.measure(&next));
+                explored.max_measure = explored.max_measure.max(model.measure(&next));
                 if seen.insert(fingerprint(&next)) {
-                    next_level.push((origins.len() as u32, next));
-                    origins.push((*index, nth as u32));
+                    next_level.push((parents.len() as u32, next));
+                    parents.push((*index, nth as u32));
                 }
             }
-            explored.states = origins.len();
+            explored.states = parents.len();
             if explored.states > most {
                 return explored;
             }
@@ -131,41 +141,45 @@ pub fn explore<M: Model>(model: &M, most: usize) -> Explored<M::Step, M::Breach>
 }
 
 /// The steps by which a state was reached first.
-fn way_to<M: Model>(model: &M, origins: &[(u32, u32)], mut index: u32) -> Vec<M::Step> {
-    let mut turns = Vec::new();
+fn path_to<M: Model>(model: &M, parents: &[(u32, u32)], mut index: u32) -> Vec<M::Step> {
+    let mut choices_taken = Vec::new();
     while index != 0 {
-        let (before, nth) = origins[index as usize];
-        turns.push(nth);
+        let (before, nth) = parents[index as usize];
+        choices_taken.push(nth);
         index = before;
     }
     let mut state = model.first();
-    let mut way = Vec::new();
-    for nth in turns.into_iter().rev() {
+    let mut path = Vec::new();
+    for nth in choices_taken.into_iter().rev() {
         let (step, next, _) = model.steps(&state).swap_remove(nth as usize);
-        way.push(step);
+        path.push(step);
         state = next;
     }
-    way
+    path
 }
 
 /// 128 bits of a state: among a hundred million states two with the same are not to be expected
 /// (one chance in 10^22).
 fn fingerprint(state: &impl Hash) -> u128 {
-    let mut mixer =
-        Mixer { low: 0x243F_6A88_85A3_08D3, high: 0x1319_8A2E_0370_7344, word: 0, bits: 0 };
-    state.hash(&mut mixer);
-    mixer.done()
+    let mut hasher = FingerprintHasher {
+        low: 0x243F_6A88_85A3_08D3,
+        high: 0x1319_8A2E_0370_7344,
+        word: 0,
+        bits: 0,
+    };
+    state.hash(&mut hasher);
+    hasher.done()
 }
 
 /// Collects small values to words, and words to two products.
-struct Mixer {
+struct FingerprintHasher {
     low: u64,
     high: u64,
     word: u64,
     bits: u32,
 }
 
-impl Mixer {
+impl FingerprintHasher {
     fn add(&mut self, value: u64, bits: u32) {
         if self.bits + bits > 64 {
             self.mix();
@@ -193,7 +207,7 @@ impl Mixer {
     }
 }
 
-impl Hasher for Mixer {
+impl Hasher for FingerprintHasher {
     fn finish(&self) -> u64 {
         self.low
     }
@@ -227,9 +241,9 @@ impl Hasher for Mixer {
 
 /// A fingerprint is mixed already.
 #[derive(Default)]
-struct Ready(u64);
+struct PrehashedHasher(u64);
 
-impl Hasher for Ready {
+impl Hasher for PrehashedHasher {
     fn finish(&self) -> u64 {
         self.0
     }

@@ -5,8 +5,8 @@
 //! them letters that may take any time, overtake each other, and be lost or late when a connection
 //! ends ([`World`]). [`explore`](crate::explorer::explore) visits every state that can be reached
 //! and looks for broken
-//! promises ([`Breach`]). Each [`Rule`] can be left out, and the search must then find what it is
-//! good for.
+//! promises ([`Violation`]). Each [`Rule`] can be left out, and the search must then find what it
+//! is good for.
 //!
 //! Time is relative to now, so runs are not bounded in time; a pause is a client that does nothing;
 //! tokens are compared by their order only. Not in the model: marks that expire, drift, different
@@ -20,9 +20,9 @@ mod server;
 mod steps;
 mod world;
 
-pub use client::{Claim, Habits, Phase};
+pub use client::{Claim, ClientRules, Phase};
 pub use rules::{Leases, Rule, Rules};
 pub use scenario::{Scenario, Timers};
-pub use server::{Answer, Id, Lock, Place, Script, Server, Token};
+pub use server::{Id, Lock, QueueEntry, Reply, Script, Server, Token};
 pub use steps::Step;
-pub use world::{Breach, Faults, Letter, Text, World};
+pub use world::{Faults, Message, Payload, Violation, World};

@@ -4,8 +4,8 @@
 //! take one lock at a majority of them ([`Attempt`]). A request, once sent, may be executed at any
 //! later moment or never, GRANTs also more than once; an attempt may act on any part of the answers
 //! it got, at any later moment or never. [`explore`](crate::explorer::explore) visits every
-//! state that can be reached and looks for broken promises ([`Breach`]). Each [`Rule`] can be left
-//! out, and the search must then find what it is good for.
+//! state that can be reached and looks for broken promises ([`Violation`]). Each [`Rule`] can be
+//! left out, and the search must then find what it is good for.
 //!
 //! There is no clock: the lease of any holder may end at any node at any moment. That covers more
 //! than it seems to:
@@ -25,8 +25,8 @@ mod scenario;
 mod steps;
 mod world;
 
-pub use node::{Cell, Node, Value, Values};
+pub use node::{Node, NodeReplies, Value, Values};
 pub use rules::{Rule, Rules};
 pub use scenario::{Proposals, Restart, Scenario};
-pub use steps::{Act, Step};
-pub use world::{Attempt, Breach, Id, Phase, World};
+pub use steps::{Action, Step};
+pub use world::{Attempt, Id, Phase, Violation, World};

@@ -1,4 +1,5 @@
-//! Many who want the same locks for as long as a test goes on, and what they believed meanwhile.
+//! Tasks that contend for the same locks while a test runs, with a history that is checked at the
+//! end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,112 +9,112 @@ use lockset::clock::Clock;
 use lockset::{Error, Guard, Lockset, Mutex, State};
 use tokio::task::JoinHandle;
 
-use crate::oracle::{Belief, History};
+use crate::history::{History, HoldInterval};
 use crate::steps::within;
 
-/// How long one waits before it asks again: longer than any place in a line lives.
+/// Timeout of one acquisition: longer than any queue entry lives.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long one holds.
+/// How long a contender holds the lock.
 const HOLD: Duration = Duration::from_millis(5);
 
-/// Contenders who take, hold and give back until they are told to part.
+/// Tasks that acquire, hold and release until they are stopped.
 #[derive(Debug)]
 pub struct Contenders {
-    /// How often each was.
+    /// How often each was served.
     served: Arc<[AtomicU64]>,
-    over: Arc<AtomicBool>,
-    contenders: Vec<JoinHandle<Vec<Belief>>>,
+    stop: Arc<AtomicBool>,
+    contenders: Vec<JoinHandle<Vec<HoldInterval>>>,
 }
 
 impl Contenders {
-    /// For every client so many contenders, who take the names in turn.
-    pub fn gather(clients: &[Lockset], each: usize, names: &[&str]) -> Self {
+    /// Starts `each` contenders per client. The names are distributed round-robin.
+    pub fn start(clients: &[Lockset], each: usize, names: &[&str]) -> Self {
         let count = clients.len() * each;
         let served: Arc<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
-        let over = Arc::<AtomicBool>::default();
-        let places = (0..count).map(|number| (number, &clients[number / each]));
-        let contenders = places.map(|(number, client)| {
+        let stop = Arc::<AtomicBool>::default();
+        let numbered = (0..count).map(|number| (number, &clients[number / each]));
+        let contenders = numbered.map(|(number, client)| {
             let name = names[number % names.len()];
             let contender = Contender {
                 number,
-                who: format!("contender {number}"),
+                client: format!("contender {number}"),
                 mutex: client.mutex(name).unwrap(),
                 name: name.to_owned(),
                 clock: Clock::boot(),
             };
-            tokio::spawn(contender.contend(served.clone(), over.clone()))
+            tokio::spawn(contender.contend(served.clone(), stop.clone()))
         });
         let contenders = contenders.collect();
-        Self { served, over, contenders }
+        Self { served, stop, contenders }
     }
 
-    /// Returns when so many more were served.
-    pub async fn served(&self, more: u64, limit: Duration) {
-        let so_far = || self.served.iter().map(|one| one.load(Ordering::Relaxed)).sum::<u64>();
-        let before = so_far();
+    /// Waits until `more` further acquisitions were served.
+    pub async fn wait_served(&self, more: u64, limit: Duration) {
+        let total = || self.served.iter().map(|one| one.load(Ordering::Relaxed)).sum::<u64>();
+        let before = total();
         let enough = async {
-            while so_far() < before + more {
+            while total() < before + more {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         within(limit, &format!("{more} more are served"), enough).await;
     }
 
-    /// Returns when everybody was served so often.
-    pub async fn each_served(&self, times: u64, limit: Duration) {
+    /// Waits until each contender was served `times` times.
+    pub async fn wait_each_served(&self, times: u64, limit: Duration) {
         let all = async {
             while self.served.iter().any(|one| one.load(Ordering::Relaxed) < times) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        within(limit, &format!("everybody is served {times} times"), all).await;
+        within(limit, &format!("each is served {times} times"), all).await;
     }
 
-    /// Ends it all. What they believed fits together, or the test fails.
-    pub async fn part(self) -> Vec<Belief> {
-        self.over.store(true, Ordering::Relaxed);
+    /// Stops all contenders and checks the history of their holds; a violation fails the test.
+    pub async fn stop_and_check(self) -> Vec<HoldInterval> {
+        self.stop.store(true, Ordering::Relaxed);
         let mut history = History::default();
         for contender in self.contenders {
-            let beliefs = within(PATIENCE * 3, "the contender ends", contender).await;
-            history.beliefs.extend(beliefs.unwrap());
+            let intervals = within(PATIENCE * 3, "the contender ends", contender).await;
+            history.intervals.extend(intervals.unwrap());
         }
-        if let Err(broken) = history.judge() {
-            panic!("of {} beliefs: {broken}", history.beliefs.len());
+        if let Err(broken) = history.check() {
+            panic!("of {} holds: {broken}", history.intervals.len());
         }
-        history.beliefs
+        history.intervals
     }
 }
 
 struct Contender {
     number: usize,
-    who: String,
+    client: String,
     mutex: Mutex,
     name: String,
     clock: Clock,
 }
 
 impl Contender {
-    async fn contend(self, served: Arc<[AtomicU64]>, over: Arc<AtomicBool>) -> Vec<Belief> {
-        let mut beliefs = Vec::new();
-        while !over.load(Ordering::Relaxed) {
+    async fn contend(self, served: Arc<[AtomicU64]>, stop: Arc<AtomicBool>) -> Vec<HoldInterval> {
+        let mut intervals = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
             let asked = self.clock.now();
             match self.mutex.lock_within(PATIENCE).await {
                 Ok(guard) => {
-                    beliefs.push(self.hold(&guard, asked).await);
-                    self.give_back(guard).await;
+                    intervals.push(self.hold(&guard, asked).await);
+                    self.release(guard).await;
                     served[self.number].fetch_add(1, Ordering::Relaxed);
                 }
-                // There is no home at the moment.
+                // The backend is not available at the moment.
                 Err(error) if error.is_retryable() => {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
-                Err(error) => panic!("{}: {error}", self.who),
+                Err(error) => panic!("{}: {error}", self.client),
             }
         }
-        beliefs
+        intervals
     }
 
-    async fn hold(&self, guard: &Guard, asked: lockset::clock::Moment) -> Belief {
+    async fn hold(&self, guard: &Guard, asked: lockset::clock::Moment) -> HoldInterval {
         let enter = self.clock.now();
         let mut deadline = enter;
         let until = loop {
@@ -127,15 +128,15 @@ impl Contender {
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         };
-        let (who, name, token) = (self.who.clone(), self.name.clone(), guard.token());
-        Belief { who, name, token, asked, enter, until }
+        let (client, name, token) = (self.client.clone(), self.name.clone(), guard.token());
+        HoldInterval { client, name, token, asked, enter, until }
     }
 
-    async fn give_back(&self, guard: Guard) {
+    async fn release(&self, guard: Guard) {
         match guard.release().await {
             Ok(()) | Err(Error::Lost { .. } | Error::NotHeld { .. }) => {}
             Err(error) if error.is_retryable() => {}
-            Err(error) => panic!("{}: {error}", self.who),
+            Err(error) => panic!("{}: {error}", self.client),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Engines that pass everything on to another engine, except for what they change.
+//! Engines that wrap another engine and change some of its methods.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use lockset::engine::{
 use lockset::{Break, Holder, LockState, Name, Prefix, Result, Token};
 use tokio::sync::watch;
 
-/// An engine on top of another. Each method passes on unless it is written anew.
+/// An engine on top of another. Each method delegates to the inner engine unless it is overridden.
 #[async_trait]
 #[expect(missing_docs, reason = "they are the methods of `Engine`")]
 pub trait Layer: Debug + Send + Sync + 'static {
@@ -63,7 +63,8 @@ pub trait Layer: Debug + Send + Sync + 'static {
         self.inner().watch(scope)
     }
 
-    /// The first item of this layer's own watch, so that what changes the one changes the other.
+    /// The first item of this layer's own watch, so that a layer that changes `watch` also changes
+    /// `inspect`.
     async fn inspect(&self, name: &Name) -> Result<LockState> {
         let mut states = self.watch(&Scope::Name(name.clone()));
         states.next().await.expect("a watch begins with the state of its name")
@@ -94,7 +95,7 @@ pub trait Layer: Debug + Send + Sync + 'static {
     }
 }
 
-/// A [`Layer`] as an engine.
+/// Makes an engine of a [`Layer`].
 #[derive(Debug)]
 pub struct Layered<L>(pub L);
 
@@ -174,57 +175,57 @@ impl<L: Layer> Engine for Layered<L> {
     }
 }
 
-/// Whether a home answers. Clones are the same ice.
+/// Decides whether a backend responds. Clones share one switch.
 #[derive(Clone, Debug)]
-pub struct Ice(Arc<watch::Sender<bool>>);
+pub struct FreezeSwitch(Arc<watch::Sender<bool>>);
 
-impl Default for Ice {
+impl Default for FreezeSwitch {
     fn default() -> Self {
         Self(Arc::new(watch::Sender::new(false)))
     }
 }
 
-impl Ice {
-    /// From now on nothing is answered.
+impl FreezeSwitch {
+    /// The backend stops responding.
     pub fn freeze(&self) {
         self.0.send_replace(true);
     }
 
-    /// From now on everything is answered again.
+    /// The backend responds again.
     pub fn thaw(&self) {
         self.0.send_replace(false);
     }
 
-    async fn thawed(&self) {
+    async fn until_thawed(&self) {
         if !*self.0.borrow() {
             return;
         }
-        // The sender is ours, so waiting cannot fail.
+        // `self` owns the sender, so waiting cannot fail.
         let _ = self.0.subscribe().wait_for(|frozen| !frozen).await;
     }
 }
 
-/// An engine whose home stops answering while there is ice: requests are neither carried out nor
-/// answered, and nothing is told. What was carried out before is answered after.
+/// An engine whose backend can be frozen. While frozen, requests are neither executed nor answered
+/// and no events are delivered. Replies to requests executed before are delivered after the thaw.
 #[derive(Debug)]
-pub struct Iced {
-    /// The home.
+pub struct Freezable {
+    /// The backend.
     pub inner: Arc<dyn Engine>,
-    /// Its ice.
-    pub ice: Ice,
+    /// Freezes and thaws it.
+    pub switch: FreezeSwitch,
 }
 
-impl Iced {
+impl Freezable {
     async fn through<T: Send>(&self, call: impl Future<Output = T> + Send) -> T {
-        self.ice.thawed().await;
+        self.switch.until_thawed().await;
         let answer = call.await;
-        self.ice.thawed().await;
+        self.switch.until_thawed().await;
         answer
     }
 }
 
 #[async_trait]
-impl Layer for Iced {
+impl Layer for Freezable {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.inner
     }
@@ -263,7 +264,7 @@ impl Layer for Iced {
     }
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        iced(self.inner.watch(scope), self.ice.clone())
+        freezable_stream(self.inner.watch(scope), self.switch.clone())
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
@@ -287,16 +288,19 @@ impl Layer for Iced {
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
-        iced(self.inner.events(), self.ice.clone())
+        freezable_stream(self.inner.events(), self.switch.clone())
     }
 }
 
-fn iced<T: Send + 'static>(stream: BoxStream<'static, T>, ice: Ice) -> BoxStream<'static, T> {
+fn freezable_stream<T: Send + 'static>(
+    stream: BoxStream<'static, T>,
+    switch: FreezeSwitch,
+) -> BoxStream<'static, T> {
     stream
         .then(move |item| {
-            let ice = ice.clone();
+            let switch = switch.clone();
             async move {
-                ice.thawed().await;
+                switch.until_thawed().await;
                 item
             }
         })

@@ -1,4 +1,4 @@
-//! A client in a process of its own, commanded line by line, and killed when a law says so.
+//! A client in a process of its own that executes commands line by line and can be killed.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -11,13 +11,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::layer::Ice;
+use crate::layer::FreezeSwitch;
 
-/// What a process is told to do; one line of JSON each. `call` names the lock in what follows.
+/// A command to the process, one line of JSON each. `call` identifies the lock in later commands.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
-    /// Waits for a lock and keeps it.
+pub enum ActorCommand {
+    /// Acquires a lock and holds it.
     Lock {
         /// The new lock's number.
         call: u32,
@@ -28,22 +28,22 @@ pub enum Order {
         /// Its ttl.
         ttl: Duration,
     },
-    /// Gives a lock back.
+    /// Releases a lock.
     Release {
         /// Which.
         call: u32,
     },
-    /// Asks a guard how it is.
+    /// Reads the state of a guard.
     State {
         /// Which.
         call: u32,
     },
 }
 
-/// What a process answers.
+/// A reply of the process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum ActorReply {
     /// The lock is held.
     Granted {
         /// The lock's number.
@@ -51,66 +51,66 @@ pub enum Answer {
         /// The token.
         token: Token,
     },
-    /// The lock was given back.
+    /// The lock was released.
     Released {
         /// Which.
         call: u32,
     },
-    /// How the guard is: `held`, `uncertain` or `lost`.
+    /// The state of the guard: `held`, `uncertain` or `lost`.
     State {
         /// Which.
         call: u32,
-        /// How it is.
+        /// The state.
         state: String,
     },
-    /// It did not work.
+    /// The command failed.
     Failed {
         /// Which.
         call: u32,
-        /// Why.
+        /// The error.
         why: String,
     },
 }
 
-impl Answer {
+impl ActorReply {
     fn call(&self) -> u32 {
         match self {
-            Answer::Granted { call, .. }
-            | Answer::Released { call }
-            | Answer::State { call, .. }
-            | Answer::Failed { call, .. } => *call,
+            ActorReply::Granted { call, .. }
+            | ActorReply::Released { call }
+            | ActorReply::State { call, .. }
+            | ActorReply::Failed { call, .. } => *call,
         }
     }
 }
 
-/// Another process. Killed when dropped.
+/// A client process. Killed when dropped.
 #[derive(Debug)]
 pub struct Process {
-    body: Body,
-    answers: UnboundedReceiver<Answer>,
-    /// Answers to other calls than the one that was waited for.
-    early: Vec<Answer>,
+    backend: ProcessBackend,
+    replies: UnboundedReceiver<ActorReply>,
+    /// Replies to other calls than the awaited one.
+    unclaimed: Vec<ActorReply>,
     calls: u32,
 }
 
 #[derive(Debug)]
-enum Body {
+enum ProcessBackend {
     Child(Child),
-    /// A client of this process that lives until its ice comes.
-    StandIn {
-        orders: UnboundedSender<Order>,
-        death: Ice,
+    /// A client inside this process; freezing it for ever simulates a crash.
+    Simulated {
+        commands: UnboundedSender<ActorCommand>,
+        crash: FreezeSwitch,
     },
 }
 
 impl Process {
     /// Starts the binary `actor` and connects it to `url`.
-    pub fn start(actor: &str, url: &str, judging: Judging) -> Self {
-        let hearsay = (judging == Judging::ByHearsay).then_some("--by-hearsay");
-        Self::spawn(Command::new(actor).arg(url).args(hearsay))
+    pub fn start(actor: &str, url: &str, state_source: StateSource) -> Self {
+        let stale = (state_source == StateSource::Stale).then_some("--report-stale-state");
+        Self::spawn(Command::new(actor).arg(url).args(stale))
     }
 
-    /// The same for an engine whose locks all have the ttl of their client.
+    /// The same for engines on which the ttl is a setting of the client.
     pub fn start_with_ttl(actor: &str, url: &str, ttl: Duration) -> Self {
         Self::spawn(Command::new(actor).arg(url).args(["--ttl-ms", &ttl.as_millis().to_string()]))
     }
@@ -122,107 +122,107 @@ impl Process {
             .spawn()
             .unwrap_or_else(|error| panic!("{actor:?}: {error}"));
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let (tell, answers) = unbounded_channel();
+        let (send_reply, replies) = unbounded_channel();
         std::thread::spawn(move || {
             for line in lines.map_while(std::result::Result::ok) {
-                let answer = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
-                if tell.send(answer).is_err() {
+                let reply = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
+                if send_reply.send(reply).is_err() {
                     return;
                 }
             }
         });
-        Self { body: Body::Child(child), answers, early: Vec::new(), calls: 0 }
+        Self { backend: ProcessBackend::Child(child), replies, unclaimed: Vec::new(), calls: 0 }
     }
 
-    /// A client of this process, cut off from its home for ever by `death`.
-    pub fn stand_in(locks: Lockset, death: Ice) -> Self {
-        let (orders, theirs) = unbounded_channel();
-        let (tell, answers) = unbounded_channel();
-        let tell = move |answer| drop(tell.send(answer));
-        tokio::spawn(obey(locks, theirs, tell, Judging::ByTheGuard));
-        let body = Body::StandIn { orders, death };
-        Self { body, answers, early: Vec::new(), calls: 0 }
+    /// A client inside this process. Killing it cuts it off from its backend by freezing `crash`.
+    pub fn simulated(locks: Lockset, crash: FreezeSwitch) -> Self {
+        let (commands, received) = unbounded_channel();
+        let (send_reply, replies) = unbounded_channel();
+        let send_reply = move |reply| drop(send_reply.send(reply));
+        tokio::spawn(run_actor(locks, received, send_reply, StateSource::Guard));
+        let backend = ProcessBackend::Simulated { commands, crash };
+        Self { backend, replies, unclaimed: Vec::new(), calls: 0 }
     }
 
-    /// Begins to wait for a lock; [`granted`](Process::granted) tells when it is there.
+    /// Begins to acquire a lock; [`granted`](Process::granted) waits for it.
     pub fn begin_lock(&mut self, name: &str, mode: Mode, ttl: Duration) -> u32 {
         self.calls += 1;
         let call = self.calls;
-        self.send(Order::Lock { call, name: name.to_owned(), mode, ttl });
+        self.send(ActorCommand::Lock { call, name: name.to_owned(), mode, ttl });
         call
     }
 
     /// The token of a lock, once it is granted.
     pub async fn granted(&mut self, call: u32) -> Token {
-        match self.answer(call).await {
-            Answer::Granted { token, .. } => token,
-            other => panic!("a lock was asked for, the process answered {other:?}"),
+        match self.reply(call).await {
+            ActorReply::Granted { token, .. } => token,
+            other => panic!("expected a grant, got {other:?}"),
         }
     }
 
-    /// Gives a lock back.
+    /// Releases a lock.
     pub async fn release(&mut self, call: u32) {
-        self.send(Order::Release { call });
-        let answer = self.answer(call).await;
-        assert!(matches!(answer, Answer::Released { .. }), "the process answered {answer:?}");
+        self.send(ActorCommand::Release { call });
+        let reply = self.reply(call).await;
+        assert!(matches!(reply, ActorReply::Released { .. }), "the process answered {reply:?}");
     }
 
-    /// How a guard says it is, at the moment the process reads the question.
+    /// The state of a guard at the moment the process reads the command.
     pub async fn state(&mut self, call: u32) -> String {
-        self.send(Order::State { call });
-        match self.answer(call).await {
-            Answer::State { state, .. } => state,
-            other => panic!("the state was asked for, the process answered {other:?}"),
+        self.send(ActorCommand::State { call });
+        match self.reply(call).await {
+            ActorReply::State { state, .. } => state,
+            other => panic!("expected a state, got {other:?}"),
         }
     }
 
-    /// Ends the process without a last word (SIGKILL).
+    /// Kills the process (SIGKILL).
     pub fn kill(&mut self) {
-        match &mut self.body {
-            Body::Child(child) => {
+        match &mut self.backend {
+            ProcessBackend::Child(child) => {
                 child.kill().unwrap();
                 child.wait().unwrap();
             }
-            Body::StandIn { death, .. } => death.freeze(),
+            ProcessBackend::Simulated { crash, .. } => crash.freeze(),
         }
     }
 
-    /// Stops the process (SIGSTOP): it does nothing, and does not know it.
+    /// Stops the process (SIGSTOP); it cannot notice that.
     pub fn stop(&mut self) {
         self.signal(Signal::STOP);
     }
 
-    /// Lets a stopped process go on (SIGCONT).
+    /// Resumes a stopped process (SIGCONT).
     pub fn resume(&mut self) {
         self.signal(Signal::CONT);
     }
 
     fn signal(&self, signal: Signal) {
-        // A stand-in cannot be stopped alone; its laws pause the whole stage.
-        if let Body::Child(child) = &self.body {
+        // A simulated process cannot be stopped alone; its laws pause the whole stage.
+        if let ProcessBackend::Child(child) = &self.backend {
             kill_process(Pid::from_child(child), signal).unwrap();
         }
     }
 
-    fn send(&mut self, order: Order) {
-        match &mut self.body {
-            Body::Child(child) => {
-                let line = serde_json::to_string(&order).unwrap();
+    fn send(&mut self, command: ActorCommand) {
+        match &mut self.backend {
+            ProcessBackend::Child(child) => {
+                let line = serde_json::to_string(&command).unwrap();
                 writeln!(child.stdin.as_mut().unwrap(), "{line}").unwrap();
             }
-            Body::StandIn { orders, .. } => orders.send(order).unwrap(),
+            ProcessBackend::Simulated { commands, .. } => commands.send(command).unwrap(),
         }
     }
 
-    async fn answer(&mut self, call: u32) -> Answer {
-        if let Some(early) = self.early.iter().position(|answer| answer.call() == call) {
-            return self.early.remove(early);
+    async fn reply(&mut self, call: u32) -> ActorReply {
+        if let Some(unclaimed) = self.unclaimed.iter().position(|reply| reply.call() == call) {
+            return self.unclaimed.remove(unclaimed);
         }
         loop {
-            let answer = self.answers.recv().await.expect("the process ended");
-            match answer.call() == call {
-                true => return answer,
-                false => self.early.push(answer),
+            let reply = self.replies.recv().await.expect("the process ended");
+            match reply.call() == call {
+                true => return reply,
+                false => self.unclaimed.push(reply),
             }
         }
     }
@@ -230,63 +230,64 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        if let Body::Child(child) = &mut self.body {
-            // It may be dead already.
+        if let ProcessBackend::Child(child) = &mut self.backend {
+            // It may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// How a process tells the state of its locks.
+/// Where a process takes the reported state of its locks from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Judging {
-    /// It asks the guard, which looks at the clock.
-    ByTheGuard,
-    /// It repeats what it heard last: the mistake that a guard must not make.
-    ByHearsay,
+pub enum StateSource {
+    /// From the guard, which reads the clock.
+    Guard,
+    /// From the last reply of the backend: the mistake that a guard must not make.
+    Stale,
 }
 
-/// What a process does: obeys until there are no more orders.
-pub async fn obey(
+/// The main loop of a client process: executes commands until there are no more.
+pub async fn run_actor(
     locks: Lockset,
-    mut orders: UnboundedReceiver<Order>,
-    tell: impl Fn(Answer) + Clone + Send + 'static,
-    judging: Judging,
+    mut commands: UnboundedReceiver<ActorCommand>,
+    send_reply: impl Fn(ActorReply) + Clone + Send + 'static,
+    state_source: StateSource,
 ) {
     let guards: Arc<Mutex<HashMap<u32, Guard>>> = Arc::default();
-    while let Some(order) = orders.recv().await {
-        match order {
-            Order::Lock { call, name, mode, ttl } => {
-                let (locks, guards, tell) = (locks.clone(), guards.clone(), tell.clone());
+    while let Some(command) = commands.recv().await {
+        match command {
+            ActorCommand::Lock { call, name, mode, ttl } => {
+                let (locks, guards, send_reply) =
+                    (locks.clone(), guards.clone(), send_reply.clone());
                 tokio::spawn(async move {
-                    let answer = match lock(&locks, &name, mode, ttl).await {
-                        Err(error) => Answer::Failed { call, why: error.to_string() },
+                    let reply = match lock(&locks, &name, mode, ttl).await {
+                        Err(error) => ActorReply::Failed { call, why: error.to_string() },
                         Ok(guard) => {
                             let token = guard.token();
                             guards.lock().unwrap().insert(call, guard);
-                            Answer::Granted { call, token }
+                            ActorReply::Granted { call, token }
                         }
                     };
-                    tell(answer);
+                    send_reply(reply);
                 });
             }
-            Order::Release { call } => {
+            ActorCommand::Release { call } => {
                 let guard = guards.lock().unwrap().remove(&call).expect("a lock that is held");
-                let answer = match guard.release().await {
-                    Ok(()) => Answer::Released { call },
-                    Err(error) => Answer::Failed { call, why: error.to_string() },
+                let reply = match guard.release().await {
+                    Ok(()) => ActorReply::Released { call },
+                    Err(error) => ActorReply::Failed { call, why: error.to_string() },
                 };
-                tell(answer);
+                send_reply(reply);
             }
-            Order::State { call } => {
+            ActorCommand::State { call } => {
                 let state = match guards.lock().unwrap()[&call].state() {
-                    _ if judging == Judging::ByHearsay => "held",
+                    _ if state_source == StateSource::Stale => "held",
                     State::Held => "held",
                     State::Uncertain => "uncertain",
                     State::Lost(_) => "lost",
                 };
-                tell(Answer::State { call, state: state.to_owned() });
+                send_reply(ActorReply::State { call, state: state.to_owned() });
             }
         }
     }

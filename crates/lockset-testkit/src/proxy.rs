@@ -1,147 +1,149 @@
-//! A connection in between that loses answers, holds requests back, or breaks.
+//! A TCP proxy that drops replies, holds requests back, or closes connections.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
-/// Stands between clients and a server.
+/// A proxy between clients and a server.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
-    desk: Arc<Desk>,
+    shared: Arc<ProxyShared>,
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct ProxyShared {
     rules: Mutex<Rules>,
     changed: Condvar,
 }
 
-/// Rules hold for the connections that were there when they were made.
+/// A rule applies to the connections that were open when it was set.
 #[derive(Debug, Default)]
 struct Rules {
-    /// Where new connections lead.
+    /// The port to which new connections are forwarded.
     server: u16,
     connections: Vec<TcpStream>,
-    held_below: usize,
-    deaf_below: usize,
+    requests_held_below: usize,
+    replies_dropped_below: usize,
     refuse: bool,
-    /// Nothing passes in either direction, on no connection, also of those to come.
+    /// Nothing passes in either direction, on existing and future connections.
     silent: bool,
-    /// The only one whose requests are held back, whatever its place.
+    /// A single connection whose requests are held back.
     only: Option<usize>,
-    seen: Seen,
+    counts: ProxyCounts,
 }
 
 impl Rules {
     fn hold(&self, number: usize) -> bool {
-        self.silent || number < self.held_below || self.only == Some(number)
+        self.silent || number < self.requests_held_below || self.only == Some(number)
     }
 }
 
-/// How many parts of requests and answers met a rule.
+/// How many chunks of requests and replies a rule was applied to.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
+pub struct ProxyCounts {
     /// Requests held back.
     pub held: usize,
-    /// Answers lost.
-    pub swallowed: usize,
-    /// Requests that came late.
+    /// Replies dropped.
+    pub dropped: usize,
+    /// Requests delivered late.
     pub late: usize,
 }
 
 impl Proxy {
-    /// Stands before the server on this port.
+    /// A proxy in front of the server on this port.
     pub fn before(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (port, desk) = (listener.local_addr().unwrap().port(), Arc::<Desk>::default());
-        let (its_desk, proxy) = (desk.clone(), Self { port, desk });
-        proxy.lead_to(server);
+        let (port, shared) = (listener.local_addr().unwrap().port(), Arc::<ProxyShared>::default());
+        let (its_shared, proxy) = (shared.clone(), Self { port, shared });
+        proxy.set_server(server);
         std::thread::spawn(move || {
             for client in listener.incoming() {
-                let server = its_desk.rules.lock().unwrap().server;
-                its_desk.join(client.unwrap(), server);
+                let server = its_shared.rules.lock().unwrap().server;
+                its_shared.join(client.unwrap(), server);
             }
         });
         proxy
     }
 
-    /// From now on new connections lead to the server on this port.
-    pub fn lead_to(&self, server: u16) {
-        self.desk.rules.lock().unwrap().server = server;
+    /// Forwards new connections to the server on this port.
+    pub fn set_server(&self, server: u16) {
+        self.shared.rules.lock().unwrap().server = server;
     }
 
-    /// The port that leads through it.
+    /// The port on which the proxy listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// From now on answers are lost.
-    pub fn swallow_answers(&self) {
-        self.desk.change(|rules| rules.deaf_below = rules.connections.len());
+    /// Drops replies from now on.
+    pub fn drop_replies(&self) {
+        self.shared.change(|rules| rules.replies_dropped_below = rules.connections.len());
     }
 
-    /// From now on requests are held back.
+    /// Holds requests back from now on.
     pub fn hold_requests(&self) {
-        self.desk.change(|rules| rules.held_below = rules.connections.len());
+        self.shared.change(|rules| rules.requests_held_below = rules.connections.len());
     }
 
-    /// New connections are refused, or not.
+    /// Refuses new connections, or accepts them again.
     pub fn refuse(&self, refuse: bool) {
-        self.desk.change(|rules| rules.refuse = refuse);
+        self.shared.change(|rules| rules.refuse = refuse);
     }
 
-    /// Nothing passes any more, as if the line were half open; or what was kept passes on.
-    pub fn silence(&self, silent: bool) {
-        self.desk.change(|rules| rules.silent = silent);
+    /// Forwards nothing, like a half-open connection; or forwards again what was held back.
+    pub fn set_silent(&self, silent: bool) {
+        self.shared.change(|rules| rules.silent = silent);
     }
 
-    /// How many connections there were.
+    /// How many connections were accepted so far.
     pub fn connections(&self) -> usize {
-        self.desk.rules.lock().unwrap().connections.len()
+        self.shared.rules.lock().unwrap().connections.len()
     }
 
-    /// Holds the requests of this connection back, and of no other.
+    /// Holds back the requests of this connection only.
     pub fn hold_requests_of(&self, number: usize) {
-        self.desk.change(|rules| rules.only = Some(number));
+        self.shared.change(|rules| rules.only = Some(number));
     }
 
-    /// Ends all connections for the clients. What was held back may still come to the server.
+    /// Closes all client connections. Requests that were held back may still reach the server.
     pub fn cut(&self) {
-        self.desk.change(|rules| {
+        self.shared.change(|rules| {
             for client in &rules.connections {
                 let _ = client.shutdown(Shutdown::Both);
             }
         });
     }
 
-    /// What was held back comes to the server, which answers it to nobody.
+    /// Delivers the held requests to the server and drops its replies.
     pub fn deliver_late(&self) {
-        self.desk.change(|rules| rules.deaf_below = rules.held_below);
-        let before = self.desk.rules.lock().unwrap().seen.swallowed;
-        self.desk.change(|rules| rules.held_below = 0);
-        self.until("the late request is answered", |seen| seen.late > 0 && seen.swallowed > before);
+        self.shared.change(|rules| rules.replies_dropped_below = rules.requests_held_below);
+        let before = self.shared.rules.lock().unwrap().counts.dropped;
+        self.shared.change(|rules| rules.requests_held_below = 0);
+        self.until("the late request is answered", |counts| {
+            counts.late > 0 && counts.dropped > before
+        });
     }
 
-    /// What was held back comes to the server, which may not listen there any more.
-    pub fn let_pass(&self) {
-        self.desk.change(|rules| rules.held_below = 0);
+    /// Delivers the held requests to the server, which may have closed the connection.
+    pub fn release_requests(&self) {
+        self.shared.change(|rules| rules.requests_held_below = 0);
     }
 
-    /// Waits until that was seen.
-    pub fn until(&self, what: &str, happened: impl Fn(Seen) -> bool) {
+    /// Waits until the counts satisfy `happened`.
+    pub fn until(&self, what: &str, happened: impl Fn(ProxyCounts) -> bool) {
         let patience = Duration::from_secs(10);
         tokio::task::block_in_place(|| {
-            let rules = self.desk.rules.lock().unwrap();
-            let not_yet = |rules: &mut Rules| !happened(rules.seen);
-            let waited = self.desk.changed.wait_timeout_while(rules, patience, not_yet);
+            let rules = self.shared.rules.lock().unwrap();
+            let not_yet = |rules: &mut Rules| !happened(rules.counts);
+            let waited = self.shared.changed.wait_timeout_while(rules, patience, not_yet);
             assert!(!waited.unwrap().1.timed_out(), "it did not happen: {what}");
         });
     }
 }
 
-impl Desk {
+impl ProxyShared {
     fn change(&self, change: impl FnOnce(&mut Rules)) {
         change(&mut self.rules.lock().unwrap());
         self.changed.notify_all();
@@ -155,7 +157,7 @@ impl Desk {
         let number = rules.connections.len();
         rules.connections.push(client.try_clone().unwrap());
         drop(rules);
-        // A server that is down is not reached through us either.
+        // A server that is down is not reachable through the proxy either.
         let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else {
             let _ = client.shutdown(Shutdown::Both);
             return;
@@ -165,14 +167,14 @@ impl Desk {
         let (holds, to_server) = (self.clone(), server.try_clone().unwrap());
         let answers = self.clone();
         std::thread::spawn(move || read_all(reads, |part| tell.send(part).unwrap()));
-        std::thread::spawn(move || holds.pass_requests(number, &requests, to_server));
+        std::thread::spawn(move || holds.forward_requests(number, &requests, to_server));
         std::thread::spawn(move || {
-            read_all(server, |part| answers.pass_answer(number, &part, &client));
+            read_all(server, |part| answers.forward_reply(number, &part, &client));
             let _ = client.shutdown(Shutdown::Both);
         });
     }
 
-    fn pass_requests(
+    fn forward_requests(
         &self,
         number: usize,
         requests: &mpsc::Receiver<Vec<u8>>,
@@ -182,28 +184,28 @@ impl Desk {
         while let Ok(part) = requests.recv() {
             let mut rules = self.rules.lock().unwrap();
             if rules.hold(number) {
-                rules.seen.held += 1;
+                rules.counts.held += 1;
                 self.changed.notify_all();
                 rules = self.changed.wait_while(rules, |rules| rules.hold(number)).unwrap();
-                rules.seen.late += 1;
+                rules.counts.late += 1;
                 is_late = true;
                 self.changed.notify_all();
             }
             drop(rules);
             let _ = server.write_all(&part);
         }
-        // A server may drop what it has not begun when it sees the end of a connection, and what
-        // comes late is to be carried out.
+        // A server may discard pending requests when it sees the end of a connection, but late
+        // requests must be executed.
         if !is_late {
             let _ = server.shutdown(Shutdown::Write);
         }
     }
 
-    fn pass_answer(&self, number: usize, part: &[u8], mut client: &TcpStream) {
+    fn forward_reply(&self, number: usize, part: &[u8], mut client: &TcpStream) {
         let rules = self.rules.lock().unwrap();
         let mut rules = self.changed.wait_while(rules, |rules| rules.silent).unwrap();
-        if number < rules.deaf_below {
-            rules.seen.swallowed += 1;
+        if number < rules.replies_dropped_below {
+            rules.counts.dropped += 1;
             self.changed.notify_all();
         } else {
             let _ = client.write_all(part);

@@ -1,17 +1,17 @@
-//! The Python that `cargo xtask setup` prepares: other people's clients, in processes of their own.
+//! Runs clients written in Python, in the virtual environment that `cargo xtask setup` prepares.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// A Python program that answers every line with a line. Killed when dropped.
+/// A Python program that replies to each line of input with one line. Killed when dropped.
 #[derive(Debug)]
-pub struct Python {
+pub struct PythonPeer {
     child: Child,
-    answers: BufReader<ChildStdout>,
+    replies: BufReader<ChildStdout>,
 }
 
-impl Python {
+impl PythonPeer {
     /// Starts a program.
     pub fn start(program: &Path, args: &[&str]) -> Self {
         let mut child = Command::new(interpreter())
@@ -21,31 +21,31 @@ impl Python {
             .stdout(Stdio::piped())
             .spawn()
             .expect("Python with redis-py is needed: run `cargo xtask setup`");
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        Self { child, answers }
+        let replies = BufReader::new(child.stdout.take().unwrap());
+        Self { child, replies }
     }
 
-    /// What it answers to this order.
-    pub fn ask(&mut self, order: &str) -> String {
-        self.say(order);
-        self.hear()
+    /// Sends a request and returns the reply.
+    pub fn ask(&mut self, request: &str) -> String {
+        self.send(request);
+        self.receive()
     }
 
-    /// Gives an order without waiting for the answer.
-    pub fn say(&mut self, order: &str) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{order}").unwrap();
+    /// Sends a request without waiting for the reply.
+    pub fn send(&mut self, request: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{request}").unwrap();
     }
 
-    /// The next answer.
-    pub fn hear(&mut self) -> String {
+    /// The next reply.
+    pub fn receive(&mut self) -> String {
         let mut line = String::new();
-        self.answers.read_line(&mut line).unwrap();
+        self.replies.read_line(&mut line).unwrap();
         assert!(line.ends_with('\n'), "the program ended in the middle of {line:?}");
         line.trim_end().to_owned()
     }
 }
 
-impl Drop for Python {
+impl Drop for PythonPeer {
     fn drop(&mut self) {
         // It may have ended already.
         let _ = self.child.kill();
@@ -53,7 +53,7 @@ impl Drop for Python {
     }
 }
 
-/// The virtual environment lies in the target folder, in which this test lies too.
+/// The virtual environment is in the target folder, which also contains this test binary.
 fn interpreter() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let folders = test.ancestors().map(|folder| folder.join("venv/bin/python"));

@@ -1,10 +1,10 @@
-//! Fenced Redlock itself over faulty memory nodes, in virtual time, one seed after the other.
+//! Simulates the real Redlock engine over faulty memory nodes, in virtual time, one run per seed.
 //!
-//! Several clients want a few names of three or five nodes. On each way from a client to a node
-//! requests are slow, lost, carried out without an answer, carried out late or twice; nodes freeze,
-//! forget all they knew, and have clocks that jump; clients are cut off, have wall clocks that
-//! stand still, pause beyond their leases, and stop. What they had is judged by rules of which
-//! only one needs clocks: see the judge.
+//! Several clients contend for a few names on three or five nodes. Between a client and a node,
+//! requests are slow, lost, executed without a reply, executed late or twice. Nodes freeze, lose
+//! their memory, and have clocks that jump. Clients are cut off, have stopped wall clocks, pause
+//! for longer than their leases, and crash. The history of a run is checked by rules of which only
+//! one depends on clocks, see `history.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,52 +18,52 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::watch;
 
-use crate::layer::{Ice, Iced, Layered};
+use crate::layer::{Freezable, FreezeSwitch, Layered};
 
-mod directed;
+mod counterexample;
+mod disturbances;
 mod flaws;
-mod home;
-mod judge;
-mod storms;
-mod wall;
-mod way;
-mod witness;
+mod history;
+mod network;
+mod node;
+mod recorder;
+mod wall_clock;
 mod worker;
 
-pub use directed::{TwoTokens, play_the_models_trace};
+pub use counterexample::{TwoTokens, replay_model_counterexample};
 pub use flaws::Flaw;
-use home::Home;
-use judge::Record;
-use wall::{Time, Wall};
-use way::{Way, Weather};
-use witness::Witness;
+use history::RunHistory;
+use network::{Network, NodeLink};
+use node::SimNode;
+use recorder::RenewalRecorder;
+use wall_clock::{SharedWallTime, WallClock};
 use worker::Worker;
 
-/// Longer than any run takes if everybody is finally served or refused.
+/// Longer than any run takes if every acquisition is finally served or refused.
 const PATIENCE: Duration = Duration::from_secs(6 * 3600);
 
-/// What happened in one run, to see that the weather was real.
+/// What happened in one run, to verify that faults did occur.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct RunCounts {
     /// Locks held.
     pub held: usize,
     /// Locks lost.
     pub lost: usize,
     /// Acquisitions that ended without a lock.
     pub refused: usize,
-    /// Extensions that a client asked for, or its keeper, and got.
+    /// Successful renewals, by a client or its keeper.
     pub confirmed: usize,
-    /// Writes that the register refused because a newer token had written.
+    /// Writes that the register rejected because a newer token had written.
     pub stale: usize,
-    /// Requests that did not go as they should.
+    /// Requests that met a fault.
     pub faults: usize,
-    /// Clocks that jumped and nodes that forgot.
+    /// Clock jumps and lost memories of nodes.
     pub jumps: usize,
 }
 
-impl Tally {
-    /// Adds what happened in another run.
-    pub fn add(&mut self, other: &Tally) {
+impl RunCounts {
+    /// Adds the counts of another run.
+    pub fn add(&mut self, other: &RunCounts) {
         self.held += other.held;
         self.lost += other.lost;
         self.refused += other.refused;
@@ -74,36 +74,36 @@ impl Tally {
     }
 }
 
-/// Plays one seed.
+/// Runs one seed.
 ///
 /// # Errors
-/// What was wrong, in words.
-pub fn simulate(seed: u64, flaw: Flaw) -> Result<Tally, String> {
+/// The violation that was found.
+pub fn simulate(seed: u64, flaw: Flaw) -> Result<RunCounts, String> {
     in_virtual_time(async {
         let world = Arc::new(World::draw(seed, flaw));
-        let played = tokio::time::timeout(PATIENCE, world.play()).await;
-        played.map_err(|_| "somebody was neither served nor refused".to_owned())??;
-        let record = world.record.lock().unwrap();
-        record.judge()?;
-        Ok(Tally {
-            held: record.acquired.len(),
+        let played = tokio::time::timeout(PATIENCE, world.run()).await;
+        played.map_err(|_| "an acquisition was neither served nor refused".to_owned())??;
+        let history = world.history.lock().unwrap();
+        history.check()?;
+        Ok(RunCounts {
+            held: history.acquired.len(),
             lost: world.lost.load(Ordering::Relaxed),
             refused: world.refused.load(Ordering::Relaxed),
-            confirmed: record.acquired.iter().map(|one| one.confirmed.len()).sum(),
-            stale: record.stale,
-            faults: world.weather.faults.load(Ordering::Relaxed),
-            jumps: record.faults.len(),
+            confirmed: history.acquired.iter().map(|one| one.confirmed.len()).sum(),
+            stale: history.stale,
+            faults: world.network.faults.load(Ordering::Relaxed),
+            jumps: history.faults.len(),
         })
     })
 }
 
-fn in_virtual_time<T>(play: impl Future<Output = T>) -> T {
+fn in_virtual_time<T>(run: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .unwrap();
-    runtime.block_on(play)
+    runtime.block_on(run)
 }
 
 struct World {
@@ -111,16 +111,16 @@ struct World {
     flaw: Flaw,
     clock: Clock,
     ttl: Duration,
-    homes: Vec<Arc<Home>>,
+    nodes: Vec<Arc<SimNode>>,
     names: Vec<&'static str>,
-    /// Few wait, and nobody rests.
-    rush: bool,
-    /// How many of the clients have wall clocks that stand still.
-    standing: f64,
-    time: Arc<Time>,
-    weather: Arc<Weather>,
-    record: Arc<Mutex<Record>>,
-    /// Whether clocks of nodes jump, and whether nodes forget.
+    /// Clients rarely wait and hardly pause between acquisitions.
+    is_hasty: bool,
+    /// The share of clients whose wall clock is stopped.
+    stopped_clock_share: f64,
+    time: Arc<SharedWallTime>,
+    network: Arc<Network>,
+    history: Arc<Mutex<RunHistory>>,
+    /// Whether clocks of nodes jump, and whether nodes lose their memory.
     jumps: bool,
     forgets: bool,
     over: AtomicBool,
@@ -128,76 +128,78 @@ struct World {
     refused: AtomicUsize,
 }
 
-/// One client: its front, and the ice that stops it.
+/// One client: its front, and the switch that freezes it.
 struct Client {
     locks: Lockset,
-    ice: Ice,
-    /// What cuts its way to each node.
-    scissors: Vec<Arc<Mutex<Moment>>>,
-    /// It ended without a word.
+    switch: FreezeSwitch,
+    /// For each node, until when the link to it is cut.
+    cut_switch: Vec<Arc<Mutex<Moment>>>,
+    /// It crashed.
     stopped: watch::Sender<bool>,
 }
 
 impl Client {
-    /// From now on nothing comes through to this node, for a while.
+    /// Cuts the link to this node until a moment.
     fn cut(&self, node: usize, until: Moment) {
-        *self.scissors[node].lock().unwrap() = until;
+        *self.cut_switch[node].lock().unwrap() = until;
     }
 
-    fn join_again(&self) {
-        (0..self.scissors.len()).for_each(|node| self.cut(node, Moment::from_nanos(0)));
+    fn reconnect(&self) {
+        (0..self.cut_switch.len()).for_each(|node| self.cut(node, Moment::from_nanos(0)));
     }
 
     fn is_stopped(&self) -> bool {
         *self.stopped.borrow()
     }
 
-    /// Pending until it ends without a word.
-    async fn has_stopped(&self) {
+    /// Pending until it crashes.
+    async fn until_stopped(&self) {
         let mut stopped = self.stopped.subscribe();
-        // The sender is ours, so waiting cannot fail.
+        // `self` owns the sender, so waiting cannot fail.
         let _ = stopped.wait_for(|stopped| *stopped).await;
     }
 }
 
 impl World {
-    /// Three nodes, and no weather at all.
+    /// Three nodes and a network without faults.
     fn quiet(flaw: Flaw, ttl: Duration) -> Arc<Self> {
         let world = Self::draw(0, flaw);
         let names = vec!["a"];
-        let home = |number| Home::new(number, world.clock.clone(), &names, world.record.clone());
-        let homes = (1..=3).map(home).collect();
-        world.weather.calm();
-        Arc::new(Self { homes, names, ttl, ..world })
+        let node =
+            |number| SimNode::new(number, world.clock.clone(), &names, world.history.clone());
+        let nodes = (1..=3).map(node).collect();
+        world.network.stop_faults();
+        Arc::new(Self { nodes, names, ttl, ..world })
     }
 
     fn draw(seed: u64, flaw: Flaw) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
         let clock = Clock::tokio();
-        let nodes = if random.random_bool(0.75) { 3 } else { 5 };
+        let count = if random.random_bool(0.75) { 3 } else { 5 };
         let names = ["a", "b"][..if random.random_bool(0.9) { 1 } else { 2 }].to_vec();
-        let record: Arc<Mutex<Record>> = Arc::default();
-        let homes: Vec<Arc<Home>> = (1..=nodes)
-            .map(|number| Home::new(number, clock.clone(), &names, record.clone()))
+        let history: Arc<Mutex<RunHistory>> = Arc::default();
+        let nodes: Vec<Arc<SimNode>> = (1..=count)
+            .map(|number| SimNode::new(number, clock.clone(), &names, history.clone()))
             .collect();
         let jumps = random.random_bool(0.5);
         let forgets = random.random_bool(0.2);
-        // Where nodes forget, tokens go on growing only by wall clocks that go.
-        let standing = if forgets { 0.0 } else { [0.0, 0.5, 1.0][random.random_range(0..3)] };
-        // Short, because waiting is what takes long.
+        // If nodes lose their memory, tokens keep growing only by running wall clocks.
+        let stopped_clock_share =
+            if forgets { 0.0 } else { [0.0, 0.5, 1.0][random.random_range(0..3)] };
+        // Short, because most of a run is waiting.
         let ttl = Duration::from_millis(random.random_range(600..2400));
         Self {
             seed,
             flaw,
             ttl,
-            homes,
-            rush: random.random_bool(0.3),
-            standing,
-            time: Time::new(clock.clone()),
-            weather: Weather::new(&mut random, ttl, jumps),
+            nodes,
+            is_hasty: random.random_bool(0.3),
+            stopped_clock_share,
+            time: SharedWallTime::new(clock.clone()),
+            network: Network::new(&mut random, ttl, jumps),
             names,
             clock,
-            record,
+            history,
             jumps,
             forgets,
             over: AtomicBool::new(false),
@@ -206,74 +208,80 @@ impl World {
         }
     }
 
-    async fn play(self: &Arc<Self>) -> Result<(), String> {
+    async fn run(self: &Arc<Self>) -> Result<(), String> {
         let mut random = SmallRng::seed_from_u64(self.seed ^ 0xC11E);
         let clients: Vec<Arc<Client>> =
             (0..random.random_range(2..4)).map(|number| Arc::new(self.client(number))).collect();
         let mut workers = tokio::task::JoinSet::new();
         for (number, client) in clients.iter().enumerate() {
-            // Two who stand in one line, so that one's release takes the other along.
+            // Two workers queue inside one client, so that one's release can enqueue the other.
             for _ in 0..random.random_range(1..3) {
                 let random = SmallRng::seed_from_u64(random.random());
                 let (world, client) = (self.clone(), client.clone());
-                workers.spawn(Worker { world, client, number, random }.work_until_the_end());
+                workers.spawn(Worker { world, client, number, random }.work_until_stopped());
             }
         }
-        let storms = SmallRng::seed_from_u64(random.random());
-        let storms = tokio::spawn(self.clone().storms(clients.clone(), storms));
+        let disturb = SmallRng::seed_from_u64(random.random());
+        let disturb = tokio::spawn(self.clone().disturb(clients.clone(), disturb));
         workers.join_all().await;
         self.over.store(true, Ordering::Relaxed);
-        self.weather.calm();
-        self.homes.iter().for_each(|home| home.thaw());
-        clients.iter().for_each(|client| client.join_again());
-        storms.await.unwrap();
+        self.network.stop_faults();
+        self.nodes.iter().for_each(|node| node.thaw());
+        clients.iter().for_each(|client| client.reconnect());
+        disturb.await.unwrap();
         for client in clients.iter().filter(|client| !client.is_stopped()) {
-            // What a storm has left under way may still disturb it.
+            // Requests still in flight may disturb it.
             let _ = client.locks.close().await;
         }
         let one_stopped = clients.iter().any(|client| client.is_stopped());
-        self.leaves_nothing(one_stopped).await
+        self.check_nothing_left(one_stopped).await
     }
 
     fn client(&self, number: u64) -> Client {
         let mut random = SmallRng::seed_from_u64(self.seed ^ number << 32);
-        let stands = random.random_bool(self.standing);
-        let wall = Wall::new((!stands).then(|| self.time.clone()));
-        self.client_with(&wall, random, |_, way| way)
+        let is_stopped_clock = random.random_bool(self.stopped_clock_share);
+        let wall_clock = WallClock::new((!is_stopped_clock).then(|| self.time.clone()));
+        self.client_with(&wall_clock, random, |_, network| network)
     }
 
-    /// A client with this wall clock, whose way to each node is made by `lay` from the usual one.
+    /// A client with this wall clock. `wrap_link` may wrap its link to each node.
     fn client_with(
         &self,
-        wall: &Arc<Wall>,
+        wall_clock: &Arc<WallClock>,
         mut random: SmallRng,
-        lay: impl Fn(usize, Arc<dyn Engine>) -> Arc<dyn Engine>,
+        wrap_link: impl Fn(usize, Arc<dyn Engine>) -> Arc<dyn Engine>,
     ) -> Client {
-        let (ice, mut scissors) = (Ice::default(), Vec::new());
-        let dress = self.flaw.for_a_client(self.clock.clone());
-        let ways = self.homes.iter().enumerate().map(|(place, home)| {
+        let (switch, mut cut_switch) = (FreezeSwitch::default(), Vec::new());
+        let node_flaw = self.flaw.for_a_client(self.clock.clone());
+        let links = self.nodes.iter().enumerate().map(|(index, node)| {
             let random = SmallRng::seed_from_u64(random.random());
-            let dress = dress.at(place + 1 == self.homes.len());
-            let way = Way::new(home.clone(), self.weather.clone(), dress, wall.clone(), random);
-            scissors.push(way.scissors());
-            let inner = lay(place, Arc::new(Layered(way)));
-            Arc::new(Layered(Iced { inner, ice: ice.clone() })) as Arc<dyn Engine>
+            let node_flaw = node_flaw.at(index + 1 == self.nodes.len());
+            let network = NodeLink::new(
+                node.clone(),
+                self.network.clone(),
+                node_flaw,
+                wall_clock.clone(),
+                random,
+            );
+            cut_switch.push(network.cut_switch());
+            let inner = wrap_link(index, Arc::new(Layered(network)));
+            Arc::new(Layered(Freezable { inner, switch: switch.clone() })) as Arc<dyn Engine>
         });
-        let quorum = Redlock::over(ways.collect(), RedlockOptions::default(), self.clock.clone());
+        let quorum = Redlock::over(links.collect(), RedlockOptions::default(), self.clock.clone());
         let quorum = Arc::new(quorum.unwrap());
-        let (record, clock) = (self.record.clone(), self.clock.clone());
-        let witness = Arc::new(Layered(Witness { quorum, record, clock }));
-        let locks = Lockset::with_engine(dress.over(witness), self.clock.clone()).unwrap();
-        Client { locks, ice, scissors, stopped: watch::Sender::new(false) }
+        let (history, clock) = (self.history.clone(), self.clock.clone());
+        let recorder = Arc::new(Layered(RenewalRecorder { quorum, history, clock }));
+        let locks = Lockset::with_engine(node_flaw.over(recorder), self.clock.clone()).unwrap();
+        Client { locks, switch, cut_switch, stopped: watch::Sender::new(false) }
     }
 
-    /// When all are gone, their last requests have arrived, and all leases are over. One that
-    /// stopped while it was cut off could not withdraw, and a memory node keeps its place in the
-    /// queue until somebody comes; a holder it keeps never.
-    async fn leaves_nothing(&self, one_stopped: bool) -> Result<(), String> {
-        tokio::time::sleep(self.ttl * 8 + self.weather.latest * 2).await;
-        for home in &self.homes {
-            let mut left = home.list().await;
+    /// Checks that nothing is left once all clients are closed, their last requests have arrived,
+    /// and all leases have ended. A client that crashed while it was cut off could not withdraw; a
+    /// memory node keeps its queue entry until the next request, but never a holder.
+    async fn check_nothing_left(&self, one_stopped: bool) -> Result<(), String> {
+        tokio::time::sleep(self.ttl * 8 + self.network.max_lateness * 2).await;
+        for node in &self.nodes {
+            let mut left = node.list().await;
             left.retain(|state| !one_stopped || !state.holders.is_empty());
             if !left.is_empty() {
                 return Err(format!("left behind: {left:?}"));

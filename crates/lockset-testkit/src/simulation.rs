@@ -1,9 +1,10 @@
-//! The real front over a faulty engine, in virtual time, one seed after the other.
+//! Simulates the real front over a faulty network, in virtual time, one run per seed.
 //!
-//! Several clients, each with its own keeper and gate, want a few names of one memory home. Between
-//! each client and the home there is weather: requests are slow, lost, carried out without an
-//! answer, carried out long after their caller gave up, refused; the home freezes; the world is
-//! paused. What the clients believed is recorded and judged by the [oracle](crate::oracle).
+//! Several clients, each with its own keeper and gate, contend for a few names of one memory
+//! engine. Between each client and the engine is a faulty network: requests are slow, lost,
+//! executed without a reply, or executed long after their caller gave up; the engine freezes; all
+//! clocks are paused. What the clients believed is recorded and checked as a
+//! [history](crate::history).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,53 +17,55 @@ use lockset::{Break, Guard, LockOptions, Lockset, Result, State};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::form::{Alone, Form};
+use crate::history::{HeldReport, History, HoldInterval};
 use crate::layer::Layered;
-use crate::mutants::faults::{IgnoresWithdrawals, Leases, OneToken, PromisesTooMuch};
-use crate::oracle::{Belief, History, Word};
+use crate::lock_kind::{ExclusiveLock, LockKind};
+use crate::mutants::faulty_engines::{
+    AlteredLeases, IgnoresWithdrawals, OverpromisesLeases, SameTokenForAll,
+};
 
-mod weather;
+mod network;
 
-use weather::{Faulty, Weather};
+use network::{Network, NetworkLayer};
 
-/// Longer than any run takes if everybody is finally served or refused.
+/// Longer than any run takes if every acquisition is finally served or refused.
 const PATIENCE: Duration = Duration::from_secs(6 * 3600);
 
-/// A fault of the engine below the weather, which the oracle must find.
+/// A bug planted in the engine, which the check of the history must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// None: every history must be good.
-    Sound,
+    /// No bug: every history must be consistent.
+    None,
     /// Leases end at home before the client is told.
-    EndsEarly,
-    /// Clients are promised more than they get.
-    PromisesTooMuch,
+    ShortensLeases,
+    /// Clients are promised longer leases than they get.
+    OverpromisesLeases,
     /// All grants have the same token.
-    OneToken,
-    /// Withdrawn claims stay.
+    SameTokenForAll,
+    /// Withdrawals are ignored.
     IgnoresWithdrawals,
 }
 
-/// What happened in one run, to see that the weather was real.
+/// What happened in one run, to verify that faults did occur.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct RunCounts {
     /// Locks held.
     pub held: usize,
     /// Locks lost.
     pub lost: usize,
     /// Acquisitions that ended without a lock.
     pub refused: usize,
-    /// Requests that did not go as they should.
+    /// Requests that met a fault.
     pub faults: usize,
-    /// Locks taken away at once.
+    /// Immediate forced releases.
     pub breaks: usize,
 }
 
-/// Plays one seed.
+/// Runs one seed.
 ///
 /// # Errors
-/// What was wrong, in words.
-pub fn simulate(seed: u64, flaw: Flaw) -> Result<Tally, String> {
+/// The violation that was found.
+pub fn simulate(seed: u64, flaw: Flaw) -> Result<RunCounts, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -70,15 +73,15 @@ pub fn simulate(seed: u64, flaw: Flaw) -> Result<Tally, String> {
         .unwrap();
     runtime.block_on(async {
         let world = World::new(seed, flaw);
-        let played = tokio::time::timeout(PATIENCE, world.play()).await;
-        played.map_err(|_| "somebody was neither served nor refused".to_owned())??;
+        let played = tokio::time::timeout(PATIENCE, world.run()).await;
+        played.map_err(|_| "an acquisition was neither served nor refused".to_owned())??;
         let history = world.history.lock().unwrap();
-        history.judge()?;
-        Ok(Tally {
-            held: history.beliefs.len(),
+        history.check()?;
+        Ok(RunCounts {
+            held: history.intervals.len(),
             lost: world.lost.load(Ordering::Relaxed),
             refused: world.refused.load(Ordering::Relaxed),
-            faults: world.weather.faults.load(Ordering::Relaxed),
+            faults: world.network.faults.load(Ordering::Relaxed),
             breaks: history.breaks.len(),
         })
     })
@@ -88,11 +91,11 @@ struct World {
     seed: u64,
     flaw: Flaw,
     clock: Clock,
-    home: Memory,
+    memory: Memory,
     ttl: Duration,
-    form: Form,
+    kind: LockKind,
     names: Vec<&'static str>,
-    weather: Arc<Weather>,
+    network: Arc<Network>,
     history: Arc<Mutex<History>>,
     over: AtomicBool,
     lost: AtomicUsize,
@@ -108,11 +111,11 @@ impl World {
         Arc::new(Self {
             seed,
             flaw,
-            home: Memory::new(clock.clone()),
-            weather: Weather::new(&mut random, clock.clone(), ttl, history.clone()),
+            memory: Memory::new(clock.clone()),
+            network: Network::new(&mut random, clock.clone(), ttl, history.clone()),
             clock,
             ttl,
-            form: Form::ALL[random.random_range(0..3)],
+            kind: LockKind::ALL[random.random_range(0..3)],
             names: ["a", "b"][..random.random_range(1..3)].to_vec(),
             history,
             over: AtomicBool::new(false),
@@ -121,68 +124,71 @@ impl World {
         })
     }
 
-    async fn play(self: &Arc<Self>) -> Result<(), String> {
+    async fn run(self: &Arc<Self>) -> Result<(), String> {
         let mut random = SmallRng::seed_from_u64(self.seed ^ 0xC11E);
         let clients: Vec<Lockset> =
             (0..random.random_range(2..4)).map(|number| self.client(number)).collect();
         let mut workers = tokio::task::JoinSet::new();
         for (number, locks) in clients.iter().enumerate() {
             for task in 0..random.random_range(1..4) {
-                let who = format!("client {number} task {task}");
+                let client = format!("client {number} task {task}");
                 let random = SmallRng::seed_from_u64(random.random());
                 let (world, locks) = (self.clone(), locks.clone());
-                workers.spawn(Worker { world, locks, who, random }.work());
+                workers.spawn(Worker { world, locks, client, random }.work());
             }
         }
-        let storms = tokio::spawn(self.clone().storms(SmallRng::seed_from_u64(random.random())));
+        let disturb = tokio::spawn(self.clone().disturb(SmallRng::seed_from_u64(random.random())));
         workers.join_all().await;
         self.over.store(true, Ordering::Relaxed);
-        self.weather.calm();
-        storms.await.unwrap();
-        // Some close while requests of the storm are still on their way, and may be cut short; the
-        // others close when these have arrived, and then nothing can go wrong.
+        self.network.stop_faults();
+        disturb.await.unwrap();
+        // In some runs, clients close while delayed requests are still in flight, and closing may
+        // fail. In the others they close after all requests have arrived, and closing must succeed.
         let settled = random.random_bool(0.5);
         if settled {
-            tokio::time::sleep(self.weather.latest() + self.ttl * 10).await;
+            tokio::time::sleep(self.network.max_lateness() + self.ttl * 10).await;
         }
         for locks in &clients {
             match locks.close().await {
-                Err(error) if settled => return Err(format!("closing in calm weather: {error}")),
+                Err(error) if settled => return Err(format!("closing without faults: {error}")),
                 _ => {}
             }
         }
-        self.leaves_nothing().await
+        self.check_nothing_left().await
     }
 
     fn client(&self, number: usize) -> Lockset {
-        let inner: Arc<dyn Engine> = Arc::new(self.home.another_client());
+        let inner: Arc<dyn Engine> = Arc::new(self.memory.another_client());
         let inner: Arc<dyn Engine> = match self.flaw {
-            Flaw::Sound => inner,
-            Flaw::EndsEarly => Arc::new(Layered(Leases { inner, at_home: |ttl| ttl / 2 })),
-            Flaw::PromisesTooMuch => Arc::new(Layered(PromisesTooMuch(inner))),
-            Flaw::OneToken => Arc::new(Layered(OneToken(inner, Arc::default()))),
+            Flaw::None => inner,
+            Flaw::ShortensLeases => {
+                Arc::new(Layered(AlteredLeases { inner, actual_ttl: |ttl| ttl / 2 }))
+            }
+            Flaw::OverpromisesLeases => Arc::new(Layered(OverpromisesLeases(inner))),
+            Flaw::SameTokenForAll => Arc::new(Layered(SameTokenForAll(inner, Arc::default()))),
             Flaw::IgnoresWithdrawals => Arc::new(Layered(IgnoresWithdrawals(inner))),
         };
         let random = SmallRng::seed_from_u64(self.seed ^ (number as u64) << 32);
-        let faulty = Faulty::new(inner, self.weather.clone(), random);
+        let faulty = NetworkLayer::new(inner, self.network.clone(), random);
         Lockset::with_engine(Arc::new(Layered(faulty)), self.clock.clone()).unwrap()
     }
 
-    /// The world is paused, or the home freezes, now and then.
-    async fn storms(self: Arc<Self>, mut random: SmallRng) {
+    /// From time to time, pauses the clock or freezes the engine.
+    async fn disturb(self: Arc<Self>, mut random: SmallRng) {
         while !self.over.load(Ordering::Relaxed) {
             tokio::time::sleep(span(&mut random, self.ttl * 3)).await;
             match random.random_range(0..3) {
                 0 => tokio::time::advance(span(&mut random, self.ttl * 2)).await,
-                _ => self.weather.freeze(span(&mut random, self.ttl * 2)),
+                _ => self.network.freeze(span(&mut random, self.ttl * 2)),
             }
         }
     }
 
-    /// When all are gone, their last requests have arrived, and all leases are over.
-    async fn leaves_nothing(&self) -> Result<(), String> {
-        tokio::time::sleep(self.ttl * 2 + self.weather.latest() * 2).await;
-        let left = self.home.list(&"".parse().unwrap()).await.unwrap();
+    /// Checks that nothing is left once all clients are closed, their last requests have arrived,
+    /// and all leases have ended.
+    async fn check_nothing_left(&self) -> Result<(), String> {
+        tokio::time::sleep(self.ttl * 2 + self.network.max_lateness() * 2).await;
+        let left = self.memory.list(&"".parse().unwrap()).await.unwrap();
         match left.is_empty() {
             true => Ok(()),
             false => Err(format!("left behind: {left:?}")),
@@ -194,11 +200,11 @@ fn span(random: &mut SmallRng, most: Duration) -> Duration {
     most.mul_f64(random.random::<f64>())
 }
 
-/// A task of a client that wants locks, again and again.
+/// A task of a client that acquires locks repeatedly.
 struct Worker {
     world: Arc<World>,
     locks: Lockset,
-    who: String,
+    client: String,
     random: SmallRng,
 }
 
@@ -213,9 +219,9 @@ impl Worker {
                 _ => options,
             };
             if self.random.random_bool(0.06) {
-                self.take_away(name).await;
+                self.force_release(name).await;
             }
-            let lock = self.world.form.of(&self.locks, name, options);
+            let lock = self.world.kind.new_lock(&self.locks, name, options);
             let asked = self.world.clock.now();
             match self.acquire(&lock).await {
                 Some(guard) => self.hold(guard, asked).await,
@@ -225,21 +231,21 @@ impl Worker {
         }
     }
 
-    async fn take_away(&mut self, name: &str) {
+    async fn force_release(&mut self, name: &str) {
         let how = match self.random.random_bool(0.5) {
             true => Break::Now,
             false => Break::WhenLeaseEnds,
         };
-        // The weather records when it was done, if it was.
+        // The network layer records when it was executed, if it was.
         let _ = self.locks.force_release(name, how).await;
     }
 
-    async fn acquire(&mut self, lock: &Alone) -> Option<Guard> {
+    async fn acquire(&mut self, lock: &ExclusiveLock) -> Option<Guard> {
         let patience = span(&mut self.random, self.world.ttl * 3);
         match self.random.random_range(0..8) {
             0 => lock.try_lock().await.ok().flatten(),
             1 | 2 => lock.lock_within(patience).await.ok(),
-            // Cancelled at some moment.
+            // Cancelled at some point.
             3 | 4 => tokio::time::timeout(patience, lock.lock()).await.ok()?.ok(),
             _ => lock.lock().await.ok(),
         }
@@ -248,15 +254,15 @@ impl Worker {
     async fn hold(&mut self, guard: Guard, asked: Moment) {
         let clock = self.world.clock.clone();
         let enter = clock.now();
-        let mut belief = Belief {
-            who: self.who.clone(),
+        let mut interval = HoldInterval {
+            client: self.client.clone(),
             name: guard.name().to_string(),
             token: guard.token(),
             asked,
             enter,
             until: enter,
         };
-        let mut held = self.look(&guard, &mut belief);
+        let mut held = self.read_state(&guard, &mut interval);
         for _ in 0..self.random.random_range(0..6) {
             if !held {
                 break;
@@ -267,15 +273,15 @@ impl Worker {
                 2 => tokio::time::sleep(span(&mut self.random, self.world.ttl * 2)).await,
                 _ => tokio::time::sleep(span(&mut self.random, self.world.ttl / 2)).await,
             }
-            held = self.look(&guard, &mut belief);
+            held = self.read_state(&guard, &mut interval);
         }
         if held && self.random.random_bool(0.1) {
-            // It reads its last deadline when it is over.
+            // It reads its last deadline after that has passed.
             guard.lost().await;
-            held = self.look(&guard, &mut belief);
+            held = self.read_state(&guard, &mut interval);
         }
-        belief.until = belief.until.min(clock.now());
-        self.world.history.lock().unwrap().beliefs.push(belief);
+        interval.until = interval.until.min(clock.now());
+        self.world.history.lock().unwrap().intervals.push(interval);
         if !held {
             self.world.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -285,18 +291,19 @@ impl Worker {
         }
     }
 
-    /// Asks the guard; whether it may still be trusted. The last deadline read bounds the belief.
-    fn look(&self, guard: &Guard, belief: &mut Belief) -> bool {
+    /// Reads the state of the guard, and returns whether it is not lost. The last deadline read
+    /// bounds the interval.
+    fn read_state(&self, guard: &Guard, interval: &mut HoldInterval) -> bool {
         let at = self.world.clock.now();
         match guard.state() {
             State::Lost(_) => return false,
             State::Held => {
-                let word = Word { claim: guard.claim_id(), at };
-                self.world.history.lock().unwrap().words.push(word);
+                let report = HeldReport { claim: guard.claim_id(), at };
+                self.world.history.lock().unwrap().held_reports.push(report);
             }
             State::Uncertain => {}
         }
-        belief.until = at + guard.valid_for();
+        interval.until = at + guard.valid_for();
         true
     }
 }

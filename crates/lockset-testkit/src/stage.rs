@@ -1,4 +1,8 @@
-//! What an engine gives the laws to play on.
+//! A [`Stage`] is the environment in which a law runs: an empty backend with clients, processes,
+//! faults and time. This module defines the trait; its submodules are the stages of lockset's own
+//! engines and the servers that they start.
+//!
+//! A *backend* is where the locks live: a server, a cluster, a file, or memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +12,13 @@ use lockset::clock::Clock;
 use lockset::engine::{Claim, Engine, Wait};
 use lockset::{Error, Lockset, Mode, Token};
 
+use crate::law_support;
 use crate::process::Process;
-use crate::tools;
 
 mod access;
 mod cluster;
 mod etcd;
-mod etcd_home;
+mod etcd_stage;
 mod link;
 mod local;
 mod memory;
@@ -28,76 +32,76 @@ mod zookeeper;
 pub use access::{Access, Tls};
 pub use cluster::{ClusterStage, RedisCluster};
 pub use etcd::EtcdServers;
-pub use etcd_home::EtcdStage;
-pub use link::{Connection, Link, Linked};
+pub use etcd_stage::EtcdStage;
+pub use link::{Link, LinkState, LinkedClient};
 pub use local::LocalStage;
 pub use memory::MemoryStage;
 pub use redis::{RedisServer, RedisStage};
 pub use redlock::{DURABLE, RedlockNodes, RedlockStage};
 pub use sentinel::{RedisSentinel, SentinelStage};
-pub use skew::Skew;
-pub use zookeeper::{Chroot, Eyes, SESSIONS, Stat, ZooKeeperNode, ZooKeeperServers};
+pub use skew::ClockSkew;
+pub use zookeeper::{Chroot, KazooClient, SESSIONS, Stat, ZooKeeperNode, ZooKeeperServers};
 pub use zookeeper::{ZooKeeperEnsembleStage, ZooKeeperStage};
 
-/// One home, empty at first, with clients, processes, faults and time as the laws need them. Every
-/// law gets a fresh one.
+/// The environment of a law: one backend, empty at first, with clients, processes, faults and time.
+/// Every law gets a fresh stage.
 ///
-/// An engine behind a real server makes its stage from a server of its own: `freeze` stops that
-/// process, `restart` starts it again on the same data, `process` runs the actor on its URL.
+/// A stage of a server-based engine starts a server of its own: `freeze` stops that server process,
+/// `restart` starts it again on the same data, `process` runs the `actor` binary on its URL.
 #[async_trait]
 pub trait Stage: Send + Sync {
-    /// How time passes here.
+    /// How time passes on this stage.
     fn time(&self) -> Time;
 
-    /// The clock that leases are judged by.
+    /// The clock that leases are measured by.
     fn clock(&self) -> Clock;
 
     /// The ttl that the laws use. A quarter of it must be enough for a hand-off on a loaded
-    /// machine; the suite takes some hundred times as long.
+    /// machine. The whole suite takes several hundred times the ttl.
     fn ttl(&self) -> Duration;
 
-    /// How much later than a lease ends its home may notice: some look at their leases only now and
-    /// then, and some let all of them begin anew when another of their servers leads.
-    fn lag(&self) -> Duration {
+    /// How long after the end of a lease the backend may notice it. Some backends check leases
+    /// periodically; some restart all leases when their leader changes.
+    fn expiry_lag(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// A fresh connection, as another process would have it.
+    /// A client with a connection of its own, as another process would have it.
     async fn client(&self) -> Lockset;
 
-    /// The engine of a fresh connection, without guard and keeper.
+    /// An engine with a connection of its own, without guard and keeper.
     async fn engine(&self) -> Arc<dyn Engine>;
 
-    /// A connection to another home of the same kind.
-    async fn elsewhere(&self) -> Lockset;
+    /// A client of another backend of the same kind.
+    async fn other_backend(&self) -> Lockset;
 
-    /// The home stops answering everybody.
+    /// The backend stops responding to all clients.
     async fn freeze(&self);
 
-    /// The home answers again.
+    /// The backend responds again.
     async fn thaw(&self);
 
-    /// In the middle of a law another server begins to lead, where the stage wants that: nothing
-    /// that a law promises may depend on who leads.
+    /// Changes the leader in the middle of a law, if the stage is set up for it. No promise of a
+    /// law may depend on which server leads.
     async fn change_leader(&self) {}
 
-    /// The home ends and begins again with what it had written down. All clients are closed
-    /// before. Only asked of durable engines.
+    /// Restarts the backend on its own data. All clients are closed before. Called only for durable
+    /// engines.
     async fn restart(&self) {}
 
-    /// A client in a process of its own, which can be killed; `None` where a home lives inside
+    /// A client in a process of its own, which can be killed; `None` if the backend lives inside
     /// one process.
     async fn process(&self) -> Option<Process> {
         None
     }
 
-    /// A client whose connection can be cut while the home and everybody else are well; `None`
-    /// where there is no connection, or the client would find a way around.
-    async fn linked(&self) -> Option<Linked> {
+    /// A client whose connection can be cut while the backend and all other clients work; `None` if
+    /// there is no connection, or if the client would route around the cut.
+    async fn linked_client(&self) -> Option<LinkedClient> {
         None
     }
 
-    /// This process does nothing at all for so long.
+    /// Pauses this whole process for `span`.
     async fn pause(&self, span: Duration) {
         match self.time() {
             Time::Virtual => tokio::time::advance(span).await,
@@ -109,13 +113,13 @@ pub trait Stage: Send + Sync {
 /// How time passes on a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
-    /// tokio's paused clock on one thread: it jumps to the next timer when all are idle.
+    /// tokio's paused clock on one thread: it advances to the next timer when all tasks are idle.
     Virtual,
-    /// The machine's clock, several threads.
+    /// The machine's clock, on several threads.
     Real,
 }
 
-/// What a law needs of a stage. An engine may refuse a law only if a need is really not met.
+/// What a law needs of a stage. A suite may skip a law only if one of its needs is not met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Clients in processes of their own.
@@ -132,19 +136,19 @@ pub enum Need {
     Permits,
     /// Latches and barriers.
     Cells,
-    /// A fence that can be set and lifted by the caller.
+    /// A fence that the caller can set and raise.
     Fence,
     /// A mode that the engine does not have.
     MissingMode,
 }
 
 impl Need {
-    /// Whether this stage has what is needed.
+    /// Whether the stage meets this need.
     pub async fn is_met(self, stage: &dyn Stage) -> bool {
         let can = stage.engine().await.capabilities();
         match self {
             Need::Processes => stage.process().await.is_some(),
-            Need::Link => stage.linked().await.is_some(),
+            Need::Link => stage.linked_client().await.is_some(),
             Need::Durable => can.durable,
             Need::RealTime => stage.time() == Time::Real,
             Need::Shared => can.shared,
@@ -156,12 +160,12 @@ impl Need {
     }
 }
 
-/// Capabilities do not speak of it, so it is tried: an engine that takes its tokens from elsewhere
-/// (a revision, a transaction id) refuses a floor.
+/// `Capabilities` do not include this, so it is tried: an engine that derives its tokens from
+/// something else (a revision, a transaction id) rejects a floor.
 async fn has_fence(stage: &dyn Stage) -> bool {
     let engine = stage.engine().await;
     let floor = Some(Token::new(7));
-    let claim = Claim { floor, ..tools::claim(stage, "floor", Mode::Exclusive) };
+    let claim = Claim { floor, ..law_support::claim(stage, "floor", Mode::Exclusive) };
     let refused = matches!(engine.acquire(&claim, Wait::No).await, Err(Error::Unsupported { .. }));
     engine.withdraw(&claim).await.expect("a claim can be withdrawn");
     !refused

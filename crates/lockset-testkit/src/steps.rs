@@ -1,4 +1,4 @@
-//! Steps that the tests of real servers have in common.
+//! Building blocks for tests of one engine on real servers: connect, lock, wait, expect.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use lockset::engine::Claim;
 use lockset::{Break, ClaimId, Error, Guard, LockState, Lockset, LossReason, Mode, Note, State};
 use tokio::task::JoinHandle;
 
-/// How long a test waits for what must happen but has no bound of its own.
+/// Timeout for events that must happen but have no bound of their own.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A fresh exclusive claim, as the front would make it.
@@ -30,23 +30,23 @@ pub async fn client(url: &str, ttl: Duration) -> Lockset {
     Lockset::builder(url).ttl(ttl).connect().await.unwrap()
 }
 
-/// What `future` answers, which it does within `limit` or the test fails.
+/// Awaits `future`, and panics if it takes longer than `limit`.
 #[track_caller]
 pub fn within<T>(
     limit: Duration,
     what: &str,
     future: impl Future<Output = T>,
 ) -> impl Future<Output = T> {
-    let place = std::panic::Location::caller();
+    let caller = std::panic::Location::caller();
     async move {
         match tokio::time::timeout(limit, future).await {
-            Ok(answer) => answer,
-            Err(_) => panic!("not within {limit:?}: {what} ({place})"),
+            Ok(output) => output,
+            Err(_) => panic!("not within {limit:?}: {what} ({caller})"),
         }
     }
 }
 
-/// Asks again and again: for what a server does not tell by itself.
+/// Polls until `happened` returns true, for what a server does not report by itself.
 #[track_caller]
 pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
     let began = Instant::now();
@@ -56,27 +56,27 @@ pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// All that is done with a mutex, where there are no other locks: held, waited for, confirmed,
-/// noted, handed over within this time, listed, and broken in the end.
-pub async fn used_and_broken(
+/// Exercises a mutex on a backend without other locks: holds it, waits for it, confirms it, sets a
+/// note, hands it over within `limit`, lists it, and finally force-releases it.
+pub async fn exercise_and_break(
     limit: Duration,
     ours: &Lockset,
     theirs: &Lockset,
     name: &str,
 ) -> Guard {
     let guard = lock(ours, name).await;
-    let waiting = waiter(theirs, name).await;
+    let waiting = spawn_waiter(theirs, name).await;
     guard.confirm().await.unwrap();
     guard.set_note("a note").await.unwrap();
     guard.release().await.unwrap();
-    let guard = served(limit, waiting).await;
+    let guard = await_served(limit, waiting).await;
     assert_eq!(ours.list("").await.unwrap().len(), 1);
     assert_eq!(ours.force_release(name, Break::Now).await.unwrap().len(), 1);
     guard
 }
 
-/// Asks until the home answers that it is held.
-pub async fn confirmed(limit: Duration, guard: &Guard) {
+/// Confirms the guard, and retries until the backend replies that it is held.
+pub async fn await_confirmed(limit: Duration, guard: &Guard) {
     let began = Instant::now();
     while let Err(error) = guard.confirm().await {
         assert!(error.is_retryable(), "{error}");
@@ -85,12 +85,12 @@ pub async fn confirmed(limit: Duration, guard: &Guard) {
     }
 }
 
-/// Takes a free lock.
+/// Acquires a free lock.
 pub async fn lock(locks: &Lockset, name: &str) -> Guard {
     within(PATIENCE, "a free lock", locks.mutex(name).unwrap().lock()).await.unwrap()
 }
 
-/// Whether nobody holds the lock.
+/// Whether the lock is free.
 pub async fn is_free(locks: &Lockset, name: &str) -> bool {
     match locks.mutex(name).unwrap().try_lock().await.unwrap() {
         None => false,
@@ -98,51 +98,52 @@ pub async fn is_free(locks: &Lockset, name: &str) -> bool {
     }
 }
 
-/// Somebody who waits for a lock.
-pub type Waiting = JoinHandle<lockset::Result<Guard>>;
+/// A task that waits for a lock.
+pub type PendingLock = JoinHandle<lockset::Result<Guard>>;
 
-/// Somebody waits for the lock, and the server knows.
-pub async fn waiter(locks: &Lockset, name: &str) -> Waiting {
+/// Spawns a task that waits for the lock, and returns once the server lists it as a waiter.
+pub async fn spawn_waiter(locks: &Lockset, name: &str) -> PendingLock {
     let before = locks.inspect(name).await.unwrap().waiters.len();
     let mutex = locks.mutex(name).unwrap();
     let waiting = tokio::spawn(async move { mutex.lock().await });
-    state_with(locks, name, |state| state.waiters.len() > before).await;
+    await_lock_state(locks, name, |state| state.waiters.len() > before).await;
     waiting
 }
 
-/// The waiter has the lock within this time.
+/// Awaits the guard of a waiter, and panics if it takes longer than `limit`.
 #[track_caller]
-pub fn served(limit: Duration, waiting: Waiting) -> impl Future<Output = Guard> {
+pub fn await_served(limit: Duration, waiting: PendingLock) -> impl Future<Output = Guard> {
     let served = within(limit, "the waiter is served", waiting);
     async move { served.await.unwrap().unwrap() }
 }
 
-/// The holder is told within this time that it lost.
+/// Awaits the loss of the guard, and panics if it takes longer than `limit`.
 #[track_caller]
-pub fn lost(limit: Duration, guard: &Guard) -> impl Future<Output = LossReason> {
+pub fn await_lost(limit: Duration, guard: &Guard) -> impl Future<Output = LossReason> {
     within(limit, "the holder is told", guard.lost())
 }
 
-/// The guard says this of itself within this time. Nobody tells, so it is asked again and again.
+/// Waits until the guard reports `state`, and panics if it takes longer than `limit`. Guards do not
+/// notify of a changed state, so this polls.
 #[track_caller]
-pub fn becomes(limit: Duration, guard: &Guard, state: State) -> impl Future<Output = ()> {
-    let asked = async move {
+pub fn await_guard_state(limit: Duration, guard: &Guard, state: State) -> impl Future<Output = ()> {
+    let polled = async move {
         while guard.state() != state {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    within(limit, "the guard changes its mind", asked)
+    within(limit, "the guard changes its state", polled)
 }
 
-/// Watches the lock until it is as told.
-pub async fn state_with(locks: &Lockset, name: &str, as_told: impl Fn(&LockState) -> bool) {
+/// Watches the lock until its state matches.
+pub async fn await_lock_state(locks: &Lockset, name: &str, matches: impl Fn(&LockState) -> bool) {
     let mut states = locks.watch_name(name).unwrap();
-    let found = async { while !as_told(&states.next().await.unwrap().unwrap()) {} };
+    let found = async { while !matches(&states.next().await.unwrap().unwrap()) {} };
     within(PATIENCE, "the state that is waited for", found).await;
 }
 
-/// The message with all its causes.
-pub fn told(error: &Error) -> String {
+/// The error message followed by the messages of all its sources.
+pub fn error_chain(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -152,10 +153,10 @@ pub fn told(error: &Error) -> String {
     text
 }
 
-/// The error says one of these words, and whether trying again may help.
+/// Asserts that the error chain contains one of `words`, and whether the error is retryable.
 #[track_caller]
-pub fn assert_told(error: &Error, words: &[&str], retryable: bool) {
-    let text = told(error);
+pub fn assert_error(error: &Error, words: &[&str], retryable: bool) {
+    let text = error_chain(error);
     assert!(words.iter().any(|word| text.contains(word)), "none of {words:?} is in {text:?}");
     assert_eq!(error.is_retryable(), retryable, "{text}");
 }

@@ -1,58 +1,63 @@
-//! How laws become tests.
+//! Runs laws on a stage, and makes tests of them: the [`suite!`](macro@crate::suite) macro and the
+//! functions that its tests call.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
 use futures_core::future::LocalBoxFuture;
 
-use crate::form::Form;
-use crate::laws::{ALL, Body, Law};
+use crate::laws::{ALL, Law, LawBody};
+use crate::lock_kind::LockKind;
 use crate::stage::{Need, Stage, Time};
 
-/// A law that takes longer than this on its own clock is broken: something waits for ever.
+/// Maximum duration of a law in real time. A law that takes longer hangs, so it fails.
 const LONGEST: Duration = Duration::from_secs(120);
-/// The same for virtual time, which is free.
+/// The same in virtual time, which costs nothing.
 const LONGEST_VIRTUAL: Duration = Duration::from_secs(3600);
 
-/// Makes a stage, inside the runtime of the law.
-pub type Setting = fn() -> LocalBoxFuture<'static, Box<dyn Stage>>;
+/// Makes a fresh stage. It is called inside the runtime of the law.
+pub type StageFactory = fn() -> LocalBoxFuture<'static, Box<dyn Stage>>;
 
-/// Plays one law on one stage, on a thread of this title. What was broken, in words, is the error.
+/// Runs one law on a fresh stage, on a thread named `title`.
+///
+/// If the stage lacks the mode of `kind`, [`an_unsupported_mode_is_refused_at_once`] runs instead.
+///
+/// [`an_unsupported_mode_is_refused_at_once`]: crate::laws::an_unsupported_mode_is_refused_at_once
 ///
 /// # Errors
-/// The message of the law that panicked, or that it hung.
-pub fn play(
+/// The panic message of the law, or that it hung.
+pub fn run_law(
     title: &str,
     law: &'static Law,
-    form: Form,
+    kind: LockKind,
     time: Time,
-    setting: Setting,
+    stage_factory: StageFactory,
 ) -> Result<(), String> {
-    on_a_thread(title, time, move || {
+    run_on_thread(title, time, move || {
         Box::pin(async move {
-            let stage = setting().await;
-            match form_need(form) {
-                Some(need) if law.is_in_every_form() && !need.is_met(&*stage).await => {
-                    crate::laws::a_refused_mode_is_refused_not_hung(&*stage).await;
+            let stage = stage_factory().await;
+            match kind_need(kind) {
+                Some(need) if law.runs_for_each_kind() && !need.is_met(&*stage).await => {
+                    crate::laws::an_unsupported_mode_is_refused_at_once(&*stage).await;
                 }
-                _ => law.run(&*stage, form).await,
+                _ => law.run(&*stage, kind).await,
             }
         })
     })
 }
 
-/// Runs `body` on a thread and a runtime of its own, so that whatever hangs — a task, a thread, a
-/// busy loop — only hangs that thread.
+/// Runs `body` on a thread and a runtime of its own, so that a hanging task, thread or busy loop
+/// blocks only that thread.
 ///
 /// # Errors
-/// The message of a panic, or that it hung.
-pub fn on_a_thread<F>(title: &str, time: Time, body: F) -> Result<(), String>
+/// The panic message, or that it hung.
+pub fn run_on_thread<F>(title: &str, time: Time, body: F) -> Result<(), String>
 where
     F: FnOnce() -> LocalBoxFuture<'static, ()> + Send + 'static,
 {
     let (done, ended) = mpsc::channel();
     let thread = std::thread::Builder::new().name(title.to_owned()).spawn(move || {
-        // Dropped, also by a panic, it tells that the law has ended.
+        // Dropping it, also in a panic, signals that the law has ended.
         let _done: mpsc::Sender<()> = done;
         let (runtime, limit) = match time {
             Time::Virtual => (paused_runtime(), LONGEST_VIRTUAL),
@@ -82,33 +87,33 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "?".to_owned())
 }
 
-fn form_need(form: Form) -> Option<Need> {
-    match form {
-        Form::Mutex | Form::Writer => None,
-        Form::OnePermit => Some(Need::Permits),
+fn kind_need(kind: LockKind) -> Option<Need> {
+    match kind {
+        LockKind::Mutex | LockKind::Writer => None,
+        LockKind::OnePermit => Some(Need::Permits),
     }
 }
 
-/// Plays a law that the engine claims to obey; all its needs must be met.
-pub fn obeys(name: &str, form: Form, time: Time, setting: Setting) {
+/// Runs a law that the engine obeys, and panics if it is broken. All needs of the law must be met.
+pub fn assert_law_holds(name: &str, kind: LockKind, time: Time, stage_factory: StageFactory) {
     let law = Law::named(name);
-    if let Err(broken) = play(name, law, form, time, setting) {
-        panic!("{name} ({form:?}) is broken: {broken}");
+    if let Err(broken) = run_law(name, law, kind, time, stage_factory) {
+        panic!("{name} ({kind:?}) is broken: {broken}");
     }
 }
 
-/// Looks whether a law that the engine does not obey has a need that is really not met.
-pub fn refuses(name: &str, time: Time, setting: Setting) {
+/// Checks that a skipped law has a need that the stage does not meet, and panics otherwise.
+pub fn assert_law_skipped(name: &str, time: Time, stage_factory: StageFactory) {
     let law = Law::named(name);
-    let outcome = on_a_thread(name, time, move || {
+    let outcome = run_on_thread(name, time, move || {
         Box::pin(async move {
-            let stage = setting().await;
+            let stage = stage_factory().await;
             let unmet = unmet_needs(law, &*stage).await;
             assert!(!unmet.is_empty(), "all its needs are met: {:?}", law.needs);
         })
     });
     if let Err(why) = outcome {
-        panic!("{name} must be obeyed: {why}");
+        panic!("{name} must not be skipped: {why}");
     }
 }
 
@@ -122,17 +127,17 @@ async fn unmet_needs(law: &Law, stage: &dyn Stage) -> Vec<Need> {
     unmet
 }
 
-/// Every law is in exactly one of the lists, and in the right one by what the stage can do.
-pub fn is_complete(lists: Lists, time: Time, setting: Setting) {
-    let outcome = on_a_thread("is_complete", time, move || {
+/// Checks that every law is in exactly one list, and in the one that fits what the stage provides.
+pub fn assert_complete(lists: SuiteLists, time: Time, stage_factory: StageFactory) {
+    let outcome = run_on_thread("is_complete", time, move || {
         Box::pin(async move {
-            let stage = setting().await;
+            let stage = stage_factory().await;
             for law in ALL {
                 let met = unmet_needs(law, &*stage).await.is_empty();
-                let list = match (met, law.is_in_every_form()) {
-                    (false, _) => "refuses",
-                    (true, true) => "obeys_in_every_form",
-                    (true, false) => "obeys",
+                let list = match (met, law.runs_for_each_kind()) {
+                    (false, _) => "skipped",
+                    (true, true) => "for_each_kind",
+                    (true, false) => "once",
                 };
                 assert_eq!(lists.of(law.name), [list], "where {} belongs", law.name);
             }
@@ -143,27 +148,23 @@ pub fn is_complete(lists: Lists, time: Time, setting: Setting) {
     }
 }
 
-/// The lists of one suite.
+/// The lists of laws of one suite.
 #[derive(Clone, Copy, Debug)]
-pub struct Lists {
-    /// Laws that are played once.
-    pub obeys: &'static [&'static str],
-    /// Laws that are played once in each form.
-    pub obeys_in_every_form: &'static [&'static str],
-    /// Laws that are not played, because a need is not met.
-    pub refuses: &'static [&'static str],
+pub struct SuiteLists {
+    /// Laws that run once.
+    pub once: &'static [&'static str],
+    /// Laws that run once for each [`LockKind`].
+    pub for_each_kind: &'static [&'static str],
+    /// Laws that do not run, because a need is not met.
+    pub skipped: &'static [&'static str],
 }
 
-impl Lists {
+impl SuiteLists {
     fn of(&self, name: &str) -> Vec<&'static str> {
-        [
-            ("obeys", self.obeys),
-            ("obeys_in_every_form", self.obeys_in_every_form),
-            ("refuses", self.refuses),
-        ]
-        .into_iter()
-        .flat_map(|(list, names)| names.iter().filter(|n| **n == name).map(move |_| list))
-        .collect()
+        [("once", self.once), ("for_each_kind", self.for_each_kind), ("skipped", self.skipped)]
+            .into_iter()
+            .flat_map(|(list, names)| names.iter().filter(|n| **n == name).map(move |_| list))
+            .collect()
     }
 }
 
@@ -173,30 +174,31 @@ impl Law {
         ALL.iter().find(|law| law.name == name).unwrap_or_else(|| panic!("no law {name}"))
     }
 
-    /// Whether it is played once in each form.
-    pub fn is_in_every_form(&self) -> bool {
-        matches!(self.body, Body::InEveryForm(_))
+    /// Whether it runs once for each [`LockKind`].
+    pub fn runs_for_each_kind(&self) -> bool {
+        matches!(self.body, LawBody::ForEachKind(_))
     }
 
-    /// Plays it; panics if it is broken.
-    pub async fn run(&self, stage: &dyn Stage, form: Form) {
+    /// Runs it, and panics if it is broken.
+    pub async fn run(&self, stage: &dyn Stage, kind: LockKind) {
         match self.body {
-            Body::Once(law) => law(stage).await,
-            Body::InEveryForm(law) => law(stage, form).await,
+            LawBody::Once(law) => law(stage).await,
+            LawBody::ForEachKind(law) => law(stage, kind).await,
         }
     }
 }
 
-/// One test per law and form, and one that no law was forgotten.
+/// Makes one test per law (one per law and [`LockKind`] for those in `for_each_kind`), and one test
+/// that no law is missing.
 ///
 /// ```text
 /// suite! {
 ///     memory;
 ///     time: Virtual;
 ///     stage: MemoryStage::start();
-///     obeys: [names_are_independent];
-///     obeys_in_every_form: [two_claims_never_hold_at_once];
-///     refuses: [a_killed_holder_process_is_succeeded];
+///     once: [names_are_independent];
+///     for_each_kind: [two_claims_never_hold_at_once];
+///     skipped: [the_lock_of_a_killed_process_passes_on];
 /// }
 /// ```
 #[macro_export]
@@ -205,60 +207,63 @@ macro_rules! suite {
         $suite:ident;
         time: $time:ident;
         stage: $stage:expr;
-        obeys: [$($once:ident),* $(,)?];
-        obeys_in_every_form: [$($formed:ident),* $(,)?];
-        refuses: [$($refused:ident),* $(,)?];
+        once: [$($once:ident),* $(,)?];
+        for_each_kind: [$($per_kind:ident),* $(,)?];
+        skipped: [$($skipped:ident),* $(,)?];
     ) => {
         mod $suite {
             #[allow(unused_imports)]
             use super::*;
-            use $crate::suite::{Lists, Setting, is_complete, obeys, refuses};
-            use $crate::{Form, Stage, Time};
+            use $crate::suite::{StageFactory, SuiteLists, assert_complete};
+            use $crate::suite::{assert_law_holds, assert_law_skipped};
+            use $crate::{LockKind, Stage, Time};
 
-            const SETTING: Setting = || Box::pin(async { Box::new($stage) as Box<dyn Stage> });
+            const STAGE: StageFactory = || Box::pin(async { Box::new($stage) as Box<dyn Stage> });
 
             #[test]
             fn no_law_is_forgotten() {
-                let lists = Lists {
-                    obeys: &[$(stringify!($once)),*],
-                    obeys_in_every_form: &[$(stringify!($formed)),*],
-                    refuses: &[$(stringify!($refused)),*],
+                let lists = SuiteLists {
+                    once: &[$(stringify!($once)),*],
+                    for_each_kind: &[$(stringify!($per_kind)),*],
+                    skipped: &[$(stringify!($skipped)),*],
                 };
-                is_complete(lists, Time::$time, SETTING);
+                assert_complete(lists, Time::$time, STAGE);
             }
 
             $(
                 #[test]
                 fn $once() {
-                    obeys(stringify!($once), Form::Mutex, Time::$time, SETTING);
+                    assert_law_holds(stringify!($once), LockKind::Mutex, Time::$time, STAGE);
                 }
             )*
 
             $(
-                mod $formed {
+                mod $per_kind {
                     use super::*;
+
+                    const LAW: &str = stringify!($per_kind);
 
                     #[test]
                     fn as_a_mutex() {
-                        obeys(stringify!($formed), Form::Mutex, Time::$time, SETTING);
+                        assert_law_holds(LAW, LockKind::Mutex, Time::$time, STAGE);
                     }
 
                     #[test]
                     fn as_a_writer() {
-                        obeys(stringify!($formed), Form::Writer, Time::$time, SETTING);
+                        assert_law_holds(LAW, LockKind::Writer, Time::$time, STAGE);
                     }
 
                     #[test]
                     fn as_one_permit() {
-                        obeys(stringify!($formed), Form::OnePermit, Time::$time, SETTING);
+                        assert_law_holds(LAW, LockKind::OnePermit, Time::$time, STAGE);
                     }
                 }
             )*
 
             $(
                 #[test]
-                fn $refused() {
-                    refuses(stringify!($refused), Time::$time, SETTING);
+                fn $skipped() {
+                    assert_law_skipped(stringify!($skipped), Time::$time, STAGE);
                 }
             )*
         }

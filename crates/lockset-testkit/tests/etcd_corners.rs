@@ -12,7 +12,7 @@ use lockset::engine::etcd::{Etcd, EtcdOptions};
 use lockset::engine::{Claim, Engine, Mode, Wait};
 use lockset::{LockOptions, Lockset, State};
 use lockset_testkit::stage::EtcdServers;
-use lockset_testkit::steps::{self, is_free, lock, served, until, waiter, within};
+use lockset_testkit::steps::{self, await_served, is_free, lock, spawn_waiter, until, within};
 
 const TTL: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_millis(750);
@@ -55,7 +55,7 @@ async fn two_claims_of_one_process_on_one_name_never_both_succeed() {
 
 /// A deleted key costs everybody who reads its neighbours until the store is compacted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_is_taken_again_and_again_leaves_few_keys_behind() {
+async fn a_lock_acquired_repeatedly_leaves_few_keys_behind() {
     let server = EtcdServers::start(1);
     let (ours, theirs) = (client(&server).await, client(&server).await);
     let (mut keys, mut tokens) = (std::collections::BTreeSet::new(), vec![0]);
@@ -73,7 +73,7 @@ async fn a_lock_that_is_taken_again_and_again_leaves_few_keys_behind() {
             let next = tokio::spawn(async move { mutex.lock().await });
             tokio::time::sleep(Duration::from_millis(20)).await;
             guard.release().await.unwrap();
-            let next = served(SOON, next).await;
+            let next = await_served(SOON, next).await;
             keys.extend(server.keys("p/again/"));
             tokens.push(next.token().get());
             next.release().await.unwrap();
@@ -88,7 +88,7 @@ async fn a_lock_that_is_taken_again_and_again_leaves_few_keys_behind() {
 
 /// Its transaction is under way, and nobody looks for the answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_future_that_rests_does_not_stall_the_others() {
+async fn an_unpolled_future_does_not_stall_others() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
     lock(&ours, "warm").await.release().await.unwrap();
@@ -107,7 +107,7 @@ async fn a_future_that_rests_does_not_stall_the_others() {
 /// With raw names a lock waits for those within it, so they stand in one line: if they came in one
 /// transaction, none would be before the other, nor behind a third who holds already.
 #[tokio::test(flavor = "multi_thread")]
-async fn raw_names_within_each_other_that_are_asked_for_together_never_have_two_holders() {
+async fn nested_raw_names_requested_together_never_have_two_holders() {
     let server = EtcdServers::start(1);
     let raw = |url| EtcdOptions { url, raw_names: true, ..EtcdOptions::default() };
     let ours = Etcd::connect(raw(server.url("p"))).await.unwrap();
@@ -170,7 +170,7 @@ const ODD_NAMES: [&str; 22] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_name_leaves_its_prefix_or_meets_another() {
+async fn no_name_escapes_its_prefix_or_collides_with_another() {
     let server = EtcdServers::start(1);
     let (ours, queueing) = (client(&server).await, client(&server).await);
     let others = [
@@ -183,7 +183,7 @@ async fn no_name_leaves_its_prefix_or_meets_another() {
     for name in ODD_NAMES {
         let taken = ours.mutex(name).unwrap().try_lock().await.unwrap();
         guards.push(taken.unwrap_or_else(|| panic!("{name} is another's")));
-        waiting.push(waiter(&queueing, name).await);
+        waiting.push(spawn_waiter(&queueing, name).await);
     }
     let keys = server.keys("");
     assert_eq!(keys.len(), ODD_NAMES.len() * 2, "{keys:?}");
@@ -202,7 +202,7 @@ async fn no_name_leaves_its_prefix_or_meets_another() {
     for (guard, waiting) in guards.into_iter().zip(waiting) {
         let name = guard.name().clone();
         guard.release().await.unwrap();
-        let next = served(SOON, waiting).await;
+        let next = await_served(SOON, waiting).await;
         assert_eq!(next.name(), &name);
         next.release().await.unwrap();
     }
@@ -215,7 +215,7 @@ async fn names(locks: &Lockset, prefix: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_locks_of_a_client_lie_on_one_lease_and_a_detachable_on_its_own() {
+async fn locks_of_a_client_share_one_lease_and_a_detachable_lock_has_its_own() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
     let names: Vec<String> = (0..100).map(|number| format!("lock/{number}")).collect();
@@ -252,7 +252,7 @@ async fn many_locks_of_a_client_lie_on_one_lease_and_a_detachable_on_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_try_that_is_refused_gives_back_the_lease_that_it_had_for_itself() {
+async fn a_failed_try_lock_revokes_its_own_lease() {
     let server = EtcdServers::start(1);
     let (ours, theirs) = (client(&server).await, engine(&server).await);
     let held = lock(&ours, "held").await;
@@ -275,7 +275,7 @@ async fn a_closed_client_leaves_neither_keys_nor_leases() {
     let (ours, theirs) = (client(&server).await, client(&server).await);
     let held = lock(&theirs, "held").await;
     let guard = lock(&ours, "closed").await;
-    let waiting = waiter(&ours, "held").await;
+    let waiting = spawn_waiter(&ours, "held").await;
     ours.close().await.unwrap();
     assert!(within(SOON, "it is told", waiting).await.unwrap().is_err());
     drop(guard);
@@ -286,7 +286,7 @@ async fn a_closed_client_leaves_neither_keys_nor_leases() {
 
 /// One who waits watches the one before it, so a release concerns one waiter and costs one event.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_before_a_thousand_waiters_wakes_one() {
+async fn a_release_wakes_one_of_a_thousand_waiters() {
     const WAITERS: usize = 1000;
     const RELEASES: u64 = 100;
     let server = EtcdServers::start(1);
@@ -320,7 +320,7 @@ async fn a_release_before_a_thousand_waiters_wakes_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_client_costs_next_to_nothing() {
+async fn an_idle_client_sends_almost_no_requests() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
     assert!(is_free(&ours, "used").await);
@@ -337,7 +337,7 @@ async fn an_idle_client_costs_next_to_nothing() {
 /// Such a claim leaves as soon as it knows; until then others who use the name well must not be
 /// told of its mistake.
 #[tokio::test(flavor = "multi_thread")]
-async fn somebody_elses_mistaken_use_of_a_name_is_waited_out() {
+async fn a_conflicting_use_of_a_name_by_another_client_is_waited_out() {
     let server = EtcdServers::start(1);
     let (ours, theirs) = (client(&server).await, client(&server).await);
     let permits = ours.semaphore("permits", 3).unwrap();
@@ -348,13 +348,13 @@ async fn somebody_elses_mistaken_use_of_a_name_is_waited_out() {
     let mistaken = of_permit.replace("p/permits/", "p/lock/");
     server.ask(&["put", &mistaken, &value]);
     assert!(theirs.mutex("lock").unwrap().try_lock().await.unwrap().is_none());
-    let waiting = waiter(&theirs, "lock").await;
+    let waiting = spawn_waiter(&theirs, "lock").await;
     let of_lock = server.keys("p/lock/").into_iter().find(|key| *key != mistaken).unwrap();
     let mutex = server.ask(&["get", "--print-value-only", &of_lock]);
     assert!(!waiting.is_finished());
     server.ask(&["del", &mistaken]);
     guard.release().await.unwrap();
-    served(SOON, waiting).await.release().await.unwrap();
+    await_served(SOON, waiting).await.release().await.unwrap();
     // And the other way round: a mutex where there are permits.
     let mistaken = of_lock.replace("p/lock/", "p/permits/");
     server.ask(&["put", &mistaken, &mutex]);
@@ -364,7 +364,7 @@ async fn somebody_elses_mistaken_use_of_a_name_is_waited_out() {
     tokio::time::sleep(SOON / 2).await;
     assert!(!waiting.is_finished());
     server.ask(&["del", &mistaken]);
-    served(SOON, waiting).await.release().await.unwrap();
+    await_served(SOON, waiting).await.release().await.unwrap();
     permit.release().await.unwrap();
 }
 
@@ -372,7 +372,7 @@ async fn somebody_elses_mistaken_use_of_a_name_is_waited_out() {
 /// it would create its key lives as long as other locks of the client. So its tombstone lives as
 /// long as that lease; here the late request comes when a tombstone of seconds would be gone.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_late_request_of_a_dropped_acquire_takes_the_lock_for_nobody() {
+async fn a_late_request_of_a_cancelled_acquire_leaves_no_lock() {
     let server = EtcdServers::start(1);
     let engine = Arc::new(engine(&server).await);
     let locks = Lockset::with_engine(engine.clone(), Clock::boot()).unwrap();

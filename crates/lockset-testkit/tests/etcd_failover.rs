@@ -6,7 +6,9 @@ use std::time::Duration;
 use lockset::{Lockset, LossReason, State};
 use lockset_testkit::contenders::Contenders;
 use lockset_testkit::stage::EtcdServers;
-use lockset_testkit::steps::{self, is_free, lock, lost, served, until, waiter, within};
+use lockset_testkit::steps::{
+    self, await_lost, await_served, is_free, lock, spawn_waiter, until, within,
+};
 use rustix::process::Signal;
 
 /// Long enough for an election in the time between two renewals and the deadline.
@@ -19,47 +21,47 @@ async fn client(servers: &EtcdServers) -> Lockset {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_death_of_the_leader_costs_neither_lock_nor_place() {
+async fn a_killed_leader_loses_neither_lock_nor_queue_position() {
     let servers = EtcdServers::start(3);
     let (ours, first, second) =
         (client(&servers).await, client(&servers).await, client(&servers).await);
     let guard = lock(&ours, "held").await;
-    let (first, second) = (waiter(&first, "held").await, waiter(&second, "held").await);
+    let (first, second) = (spawn_waiter(&first, "held").await, spawn_waiter(&second, "held").await);
     let leader = servers.leader();
     servers.kill(leader);
     assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
     within(RECOVERED, "a new leader", guard.confirm()).await.unwrap();
     guard.release().await.unwrap();
-    let next = served(RECOVERED, first).await;
+    let next = await_served(RECOVERED, first).await;
     assert!(!second.is_finished(), "the order was kept");
     servers.bring_back(leader);
     next.release().await.unwrap();
-    served(RECOVERED, second).await.release().await.unwrap();
+    await_served(RECOVERED, second).await.release().await.unwrap();
     assert_eq!(servers.keys("p/held/"), Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_given_back_while_there_is_no_leader_is_passed_on_by_the_next() {
+async fn a_release_without_a_leader_is_completed_by_the_next_leader() {
     let servers = EtcdServers::start(3);
     let (ours, theirs) = (client(&servers).await, client(&servers).await);
     let guard = lock(&ours, "passed").await;
-    let waiting = waiter(&theirs, "passed").await;
+    let waiting = spawn_waiter(&theirs, "passed").await;
     let leader = servers.leader();
     servers.kill(leader);
     // Whether it is told as done or as unknown, it is done in the end.
     let _ = within(RECOVERED, "it is told", guard.release()).await;
-    let next = served(RECOVERED, waiting).await;
+    let next = await_served(RECOVERED, waiting).await;
     within(RECOVERED, "it is held", next.confirm()).await.unwrap();
     servers.bring_back(leader);
     assert_eq!(servers.keys("p/passed/").len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_majority_locks_are_doubted_and_lost_by_their_deadline() {
+async fn without_a_majority_locks_become_uncertain_and_are_lost_by_their_deadline() {
     let servers = EtcdServers::start(3);
     let (ours, theirs) = (client(&servers).await, client(&servers).await);
     let guard = lock(&ours, "lonely").await;
-    let waiting = waiter(&theirs, "lonely").await;
+    let waiting = spawn_waiter(&theirs, "lonely").await;
     let leader = servers.leader();
     let others: Vec<usize> = (0..3).filter(|node| *node != leader).collect();
     // The leader stays, and must not go on alone.
@@ -68,17 +70,17 @@ async fn without_a_majority_locks_are_doubted_and_lost_by_their_deadline() {
     assert!(guard.valid_for() <= TTL);
     let busy = within(RECOVERED, "an answer", ours.mutex("new").unwrap().try_lock()).await;
     assert!(busy.unwrap_err().is_retryable());
-    assert_eq!(lost(TTL, &guard).await, LossReason::Expired);
+    assert_eq!(await_lost(TTL, &guard).await, LossReason::Expired);
     assert!(!waiting.is_finished(), "nobody can be granted anything");
     others.iter().for_each(|node| servers.signal(*node, Signal::CONT));
-    let next = served(RECOVERED + TTL, waiting).await;
+    let next = await_served(RECOVERED + TTL, waiting).await;
     assert!(next.token() > guard.token());
     let again = within(RECOVERED, "it goes on", ours.mutex("new").unwrap().lock()).await;
     again.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_freezes_under_its_client_is_left_for_another() {
+async fn a_client_leaves_a_frozen_server_for_another() {
     let servers = EtcdServers::start(3);
     let ours = client(&servers).await;
     let guard = lock(&ours, "kept").await;
@@ -118,7 +120,7 @@ async fn until_free(locks: &Lockset, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_address_in_the_url_costs_a_moment() {
+async fn a_dead_address_in_the_url_causes_a_short_delay_only() {
     let servers = EtcdServers::start(3);
     servers.kill(0);
     let ours = within(RECOVERED, "a connection", client(&servers)).await;
@@ -127,17 +129,17 @@ async fn a_dead_address_in_the_url_costs_a_moment() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_two_believe_at_once_while_leaders_die() {
+async fn two_clients_never_hold_at_once_while_leaders_are_killed() {
     let servers = EtcdServers::start(3);
     let clients = [client(&servers).await, client(&servers).await, client(&servers).await];
-    let contenders = Contenders::gather(&clients, 4, &["a", "b"]);
+    let contenders = Contenders::start(&clients, 4, &["a", "b"]);
     for _ in 0..3 {
-        contenders.served(100, RECOVERED * 2).await;
+        contenders.wait_served(100, RECOVERED * 2).await;
         let leader = servers.leader();
         servers.kill(leader);
-        contenders.served(50, RECOVERED * 2).await;
+        contenders.wait_served(50, RECOVERED * 2).await;
         servers.bring_back(leader);
     }
-    contenders.part().await;
+    contenders.stop_and_check().await;
     until("nothing is left", || servers.keys("p/").is_empty());
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use lockset::{Error, Guard, LockOptions, Lockset, LossReason, State};
 use lockset_testkit::proxy::Proxy;
-use lockset_testkit::stage::{Connection, EtcdServers, Link};
+use lockset_testkit::stage::{EtcdServers, Link, LinkState};
 use lockset_testkit::steps::{
-    self, assert_told, is_free, lock, lost, served, until, waiter, within,
+    self, assert_error, await_lost, await_served, is_free, lock, spawn_waiter, until, within,
 };
 
 const TTL: Duration = Duration::from_secs(3);
@@ -41,17 +41,17 @@ fn lease_of(server: &EtcdServers, prefix: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_revoked_by_an_operator_is_a_loss_and_not_the_end() {
+async fn a_lease_revoked_by_an_operator_loses_the_lock_and_the_client_continues() {
     let server = EtcdServers::start(1);
     let (ours, theirs) = (client(&server.url("p")).await, client(&server.url("p")).await);
     let (guard, other) = (lock(&ours, "revoked").await, lock(&ours, "too").await);
-    let waiting = waiter(&theirs, "revoked").await;
+    let waiting = spawn_waiter(&theirs, "revoked").await;
     let lease = lease_of(&server, "p/too/");
     server.ask(&["lease", "revoke", &lease]);
-    let next = served(SOON, waiting).await;
+    let next = await_served(SOON, waiting).await;
     assert!(next.token() > guard.token());
     for guard in [&guard, &other] {
-        assert_eq!(lost(BY_RENEWAL, guard).await, LossReason::SessionEnded);
+        assert_eq!(await_lost(BY_RENEWAL, guard).await, LossReason::SessionEnded);
     }
     let anew = lock(&ours, "anew").await;
     let again = within(TTL, "a new lease", ours.mutex("too").unwrap().lock()).await.unwrap();
@@ -63,12 +63,12 @@ async fn a_lease_revoked_by_an_operator_is_a_loss_and_not_the_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_whose_lease_was_revoked_waits_again_or_is_told() {
+async fn a_waiter_whose_lease_was_revoked_is_queued_again_or_fails() {
     let server = EtcdServers::start(1);
     let (ours, theirs) = (client(&server.url("p")).await, client(&server.url("p")).await);
     let guard = lock(&ours, "held").await;
     let holder = server.keys("p/held/");
-    let waiting = waiter(&theirs, "held").await;
+    let waiting = spawn_waiter(&theirs, "held").await;
     let both = server.keys("p/held/");
     let theirs_key = both.iter().find(|key| !holder.contains(key)).unwrap();
     let lease = theirs_key.rsplit('/').next().unwrap().split('-').next().unwrap();
@@ -90,7 +90,7 @@ async fn a_waiter_whose_lease_was_revoked_waits_again_or_is_told() {
 /// A waiter watches the one before it, not itself: that its own key is gone, or is another one of
 /// the same name, it sees only when its turn seems to have come.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_whose_key_was_deleted_does_not_hold_by_what_it_was() {
+async fn a_waiter_whose_key_was_deleted_does_not_hold() {
     let server = EtcdServers::start(1);
     let url = server.url("p");
     let (ours, theirs, third) = (client(&url).await, client(&url).await, client(&url).await);
@@ -98,16 +98,16 @@ async fn a_waiter_whose_key_was_deleted_does_not_hold_by_what_it_was() {
         let prefix = format!("p/{name}/");
         let guard = lock(&ours, name).await;
         let holder = server.keys(&prefix);
-        let waiting = waiter(&theirs, name).await;
+        let waiting = spawn_waiter(&theirs, name).await;
         let key = server.keys(&prefix).into_iter().find(|key| !holder.contains(key)).unwrap();
-        let next = waiter(&third, name).await;
+        let next = spawn_waiter(&third, name).await;
         let value = server.ask(&["get", "--print-value-only", &key]);
         server.ask(&["del", &key]);
         if put_back {
             server.ask(&["put", &key, &value]);
         }
         guard.release().await.unwrap();
-        let next = served(SOON, next).await;
+        let next = await_served(SOON, next).await;
         // Whether it is told or stands in line again, it does not hold together with the next.
         if let Ok(told) = tokio::time::timeout(SOON, waiting).await {
             let error = told.unwrap().expect_err("it holds by a key that is gone");
@@ -129,11 +129,11 @@ async fn a_key_deleted_by_an_operator_is_a_loss_of_that_lock_only() {
     let server = EtcdServers::start(1);
     let (ours, theirs) = (client(&server.url("p")).await, client(&server.url("p")).await);
     let (guard, spared) = (lock(&ours, "deleted").await, lock(&ours, "spared").await);
-    let waiting = waiter(&theirs, "deleted").await;
+    let waiting = spawn_waiter(&theirs, "deleted").await;
     let keys = keys_of(&server, &guard);
     server.ask(&["del", &keys[0]]);
-    let next = served(SOON, waiting).await;
-    let reason = lost(BY_RENEWAL, &guard).await;
+    let next = await_served(SOON, waiting).await;
+    let reason = await_lost(BY_RENEWAL, &guard).await;
     assert!(matches!(reason, LossReason::Forgotten | LossReason::Broken), "{reason:?}");
     next.confirm().await.unwrap();
     assert!(tokio::time::timeout(TTL, spared.lost()).await.is_err());
@@ -149,39 +149,39 @@ async fn a_key_put_back_by_an_operator_is_not_the_lock_that_was_held() {
     let value = server.ask(&["get", "--print-value-only", &key]);
     server.ask(&["del", &key]);
     server.ask(&["put", &key, &value]);
-    let reason = lost(BY_RENEWAL, &guard).await;
+    let reason = await_lost(BY_RENEWAL, &guard).await;
     assert!(matches!(reason, LossReason::Forgotten | LossReason::Broken), "{reason:?}");
     assert!(guard.release().await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn history_that_was_compacted_away_costs_no_waiter_its_turn() {
+async fn a_compaction_does_not_lose_a_waiter() {
     let (server, proxies, ours, theirs) = with_proxy("p").await;
     let guard = lock(&theirs, "compacted").await;
-    let waiting = waiter(&ours, "compacted").await;
-    proxies.set(Connection::Ended);
+    let waiting = spawn_waiter(&ours, "compacted").await;
+    proxies.set(LinkState::Closed);
     for number in 0..20 {
         server.ask(&["put", "noise", &number.to_string()]);
     }
     server.ask(&["compact", &server.revision().to_string()]);
-    proxies.set(Connection::Whole);
+    proxies.set(LinkState::Up);
     server.ask(&["put", "noise", "last"]);
     server.ask(&["compact", &server.revision().to_string()]);
     guard.release().await.unwrap();
-    served(RECOVERED, waiting).await.release().await.unwrap();
+    await_served(RECOVERED, waiting).await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_during_a_cut_is_seen_by_the_waiter_after_it() {
     let (server, proxies, ours, theirs) = with_proxy("p").await;
-    for cut in [Connection::Ended, Connection::Silent] {
+    for cut in [LinkState::Closed, LinkState::Silent] {
         let guard = lock(&theirs, "missed").await;
-        let waiting = waiter(&ours, "missed").await;
+        let waiting = spawn_waiter(&ours, "missed").await;
         proxies.set(cut);
         guard.release().await.unwrap();
         server.ask(&["compact", &server.revision().to_string()]);
-        proxies.set(Connection::Whole);
-        served(RECOVERED, waiting).await.release().await.unwrap();
+        proxies.set(LinkState::Up);
+        await_served(RECOVERED, waiting).await.release().await.unwrap();
     }
 }
 
@@ -189,18 +189,18 @@ async fn a_release_during_a_cut_is_seen_by_the_waiter_after_it() {
 async fn a_short_silence_is_survived() {
     let (_server, proxies, ours, _) = with_proxy("p").await;
     let guard = lock(&ours, "silent").await;
-    proxies.set(Connection::Silent);
+    proxies.set(LinkState::Silent);
     tokio::time::sleep(TTL / 2).await;
-    proxies.set(Connection::Whole);
+    proxies.set(LinkState::Up);
     assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
     assert_eq!(guard.state(), State::Held);
 }
 
 /// One silence is waited for by all at once, not by one after the other.
 #[tokio::test(flavor = "multi_thread")]
-async fn many_who_ask_a_silent_server_are_told_as_soon_as_one() {
+async fn many_requests_to_a_silent_server_fail_as_soon_as_one() {
     let (_server, proxies, ours, _) = with_proxy("p").await;
-    proxies.set(Connection::Silent);
+    proxies.set(LinkState::Silent);
     let mut asking = Vec::new();
     for number in 0..20 {
         // Writers, because those who want a mutex stand in line inside their process.
@@ -214,38 +214,38 @@ async fn many_who_ask_a_silent_server_are_told_as_soon_as_one() {
     for error in told.into_iter().map(|told| told.unwrap().unwrap_err()) {
         assert!(error.is_retryable(), "{error}");
     }
-    proxies.set(Connection::Whole);
+    proxies.set(LinkState::Up);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_server_has_lost_nothing() {
+async fn a_restarted_server_keeps_locks_and_queue() {
     let server = EtcdServers::start(1);
     let (ours, theirs) = (client(&server.url("p")).await, client(&server.url("p")).await);
     let guard = lock(&ours, "restarted").await;
-    let waiting = waiter(&theirs, "restarted").await;
+    let waiting = spawn_waiter(&theirs, "restarted").await;
     server.restart_leader();
     assert!(tokio::time::timeout(TTL, guard.lost()).await.is_err(), "it was renewed");
     guard.confirm().await.unwrap();
     assert!(!waiting.is_finished());
     guard.release().await.unwrap();
-    let next = served(RECOVERED, waiting).await;
+    let next = await_served(RECOVERED, waiting).await;
     next.release().await.unwrap();
     assert_eq!(server.keys("p/restarted/"), Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_space_locks_are_kept_and_given_back_but_not_taken() {
+async fn without_space_locks_can_be_renewed_and_released_but_not_acquired() {
     let server = EtcdServers::start_with(1, &["--quota-backend-bytes", "16000000"]);
     let (ours, theirs) = (client(&server.url("p")).await, client(&server.url("p")).await);
     let guard = lock(&ours, "kept").await;
-    let waiting = waiter(&theirs, "kept").await;
+    let waiting = spawn_waiter(&theirs, "kept").await;
     fill(&server);
     let error = ours.mutex("new").unwrap().try_lock().await.unwrap_err();
-    assert_told(&error, &["database space exceeded"], false);
-    assert_told(&error, &["alarm disarm"], false);
+    assert_error(&error, &["database space exceeded"], false);
+    assert_error(&error, &["alarm disarm"], false);
     assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
     guard.release().await.unwrap();
-    let next = served(SOON, waiting).await;
+    let next = await_served(SOON, waiting).await;
     assert_eq!(server.keys("p/kept/").len(), 1);
     next.release().await.unwrap();
     assert_eq!(server.keys("p/").len(), 0, "what was given back is gone");
@@ -273,16 +273,16 @@ fn fill(server: &EtcdServers) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_acquisition_whose_answer_was_lost_leaves_no_orphan_and_takes_no_second() {
+async fn an_acquisition_with_a_lost_reply_is_granted_once_and_leaves_nothing_behind() {
     let (server, proxies, ours, theirs) = with_proxy("p").await;
     let [proxy] = &proxies[..] else { panic!("one server") };
-    proxy.swallow_answers();
+    proxy.drop_replies();
     let mutex = ours.mutex("unanswered").unwrap();
     let asking = tokio::spawn(async move { mutex.lock().await });
     until("it was carried out", || server.keys("p/unanswered/").len() == 1);
     let first = server.keys("p/unanswered/");
     proxy.cut();
-    let guard = served(RECOVERED, asking).await;
+    let guard = await_served(RECOVERED, asking).await;
     assert_eq!(server.keys("p/unanswered/"), first, "the same claim holds");
     assert_eq!(keys_of(&server, &guard), first);
     assert!(!is_free(&theirs, "unanswered").await);
@@ -292,10 +292,10 @@ async fn an_acquisition_whose_answer_was_lost_leaves_no_orphan_and_takes_no_seco
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_whose_answer_was_lost_and_given_up_leaves_no_orphan() {
+async fn an_acquisition_cancelled_after_a_lost_reply_leaves_nothing_behind() {
     let (server, proxies, ours, theirs) = with_proxy("p").await;
     let [proxy] = &proxies[..] else { panic!("one server") };
-    proxy.swallow_answers();
+    proxy.drop_replies();
     let mutex = ours.mutex("given up").unwrap();
     let asking = tokio::spawn(async move { mutex.lock().await });
     until("it was carried out", || server.keys("p/given up/").len() == 1);
@@ -328,14 +328,14 @@ async fn a_withdrawn_claim_stays_withdrawn_when_its_request_arrives_late() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_whose_answer_was_lost_has_handed_over_once() {
+async fn a_release_with_a_lost_reply_hands_over_once() {
     let (server, proxies, ours, theirs) = with_proxy("p").await;
     let [proxy] = &proxies[..] else { panic!("one server") };
     let guard = lock(&ours, "handed").await;
-    let waiting = waiter(&theirs, "handed").await;
-    proxy.swallow_answers();
+    let waiting = spawn_waiter(&theirs, "handed").await;
+    proxy.drop_replies();
     let releasing = tokio::spawn(guard.release());
-    let next = served(SOON, waiting).await;
+    let next = await_served(SOON, waiting).await;
     proxy.cut();
     // Found out by its id, or told that it is not known: never hung.
     let _ = within(RECOVERED, "it is told", releasing).await.unwrap();
@@ -344,19 +344,19 @@ async fn a_release_whose_answer_was_lost_has_handed_over_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_that_did_not_get_through_is_not_forgotten() {
+async fn a_release_that_did_not_reach_the_server_is_retried() {
     let (server, proxies, ours, theirs) = with_proxy("p").await;
     // It keeps the common lease alive, so the key would not end by itself.
     let keep = lock(&ours, "keep").await;
     let guard = lock(&ours, "forgotten").await;
-    let waiting = waiter(&theirs, "forgotten").await;
-    proxies.set(Connection::Ended);
+    let waiting = spawn_waiter(&theirs, "forgotten").await;
+    proxies.set(LinkState::Closed);
     let releasing = tokio::spawn(guard.release());
     tokio::time::sleep(SOON).await;
     assert_eq!(server.keys("p/forgotten/").len(), 2, "it cannot have got through");
-    proxies.set(Connection::Whole);
+    proxies.set(LinkState::Up);
     let _ = within(RECOVERED, "it is told", releasing).await.unwrap();
-    let next = served(RECOVERED, waiting).await;
+    let next = await_served(RECOVERED, waiting).await;
     assert_eq!(server.keys("p/forgotten/"), keys_of(&server, &next));
     keep.confirm().await.unwrap();
 }
@@ -367,12 +367,12 @@ async fn a_dropped_guard_is_released_after_a_cut_and_so_is_a_dropped_waiter() {
     let keep = lock(&ours, "keep").await;
     let guard = lock(&ours, "dropped").await;
     let held = lock(&theirs, "waited").await;
-    let waiting = waiter(&ours, "waited").await;
-    proxies.set(Connection::Ended);
+    let waiting = spawn_waiter(&ours, "waited").await;
+    proxies.set(LinkState::Closed);
     drop(guard);
     waiting.abort();
     tokio::time::sleep(SOON).await;
-    proxies.set(Connection::Whole);
+    proxies.set(LinkState::Up);
     until("both are gone", || {
         server.keys("p/dropped/").is_empty() && server.keys("p/waited/").len() == 1
     });
@@ -381,15 +381,15 @@ async fn a_dropped_guard_is_released_after_a_cut_and_so_is_a_dropped_waiter() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_not_there_is_told_in_good_time() {
+async fn an_absent_server_is_reported_in_time() {
     let server = EtcdServers::start(1);
     let ours = client(&server.url("p")).await;
     server.kill(0);
     let (mutex, url) = (ours.mutex("down").unwrap(), server.url("p"));
     let error = within(RECOVERED, "an error", mutex.try_lock()).await.unwrap_err();
-    assert_told(&error, &["cannot be reached"], true);
+    assert_error(&error, &["cannot be reached"], true);
     let error = within(RECOVERED, "an error", Lockset::connect(&url)).await.unwrap_err();
-    assert_told(&error, &["cannot be reached"], true);
+    assert_error(&error, &["cannot be reached"], true);
     server.bring_back(0);
     let again = within(RECOVERED, "it is back", mutex.lock()).await;
     again.unwrap().release().await.unwrap();

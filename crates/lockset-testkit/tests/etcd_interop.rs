@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use lockset::{Error, LockOptions, Lockset};
 use lockset_testkit::stage::EtcdServers;
-use lockset_testkit::steps::{self, is_free, lock, served, until, waiter, within};
+use lockset_testkit::steps::{self, await_served, is_free, lock, spawn_waiter, until, within};
 use rustix::process::{Pid, Signal, kill_process};
 
 const TTL: Duration = Duration::from_secs(3);
@@ -82,7 +82,7 @@ impl Drop for Etcdctl {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn etcdctl_that_holds_excludes_us_until_it_gives_back() {
+async fn a_lock_held_by_etcdctl_excludes_us_until_it_is_released() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
     let it = Etcdctl::lock(&server, "p/jobs");
@@ -93,26 +93,26 @@ async fn etcdctl_that_holds_excludes_us_until_it_gives_back() {
     assert!(!matches!(permit, Ok(Some(_))), "nor permits");
     let state = ours.inspect("jobs").await.unwrap();
     assert_eq!((state.holders.len(), state.holders[0].claim), (1, None), "{state:?}");
-    let waiting = waiter(&ours, "jobs").await;
+    let waiting = spawn_waiter(&ours, "jobs").await;
     it.end();
-    let guard = served(SOON, waiting).await;
+    let guard = await_served(SOON, waiting).await;
     guard.release().await.unwrap();
     assert_eq!(server.keys("p/jobs/"), Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_lock_of_an_etcdctl_that_died_is_ours_when_its_session_is_over() {
+async fn the_lock_of_a_killed_etcdctl_is_acquired_when_its_session_ends() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
     let it = Etcdctl::lock(&server, "p/jobs");
     it.says(PATIENCE);
-    let waiting = waiter(&ours, "jobs").await;
+    let waiting = spawn_waiter(&ours, "jobs").await;
     it.kill();
-    served(ITS_END, waiting).await.release().await.unwrap();
+    await_served(ITS_END, waiting).await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn etcdctl_waits_for_us_however_we_hold() {
+async fn etcdctl_waits_for_every_kind_of_our_locks() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
     for how in ["mutex", "writer", "reader", "permit", "renewed"] {
@@ -138,12 +138,12 @@ async fn etcdctl_waits_for_us_however_we_hold() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ours_and_theirs_stand_in_one_line() {
+async fn etcdctl_and_lockset_share_one_queue() {
     let server = EtcdServers::start(1);
     let (ours, others) = (client(&server).await, client(&server).await);
     let guard = lock(&ours, "line").await;
     let second = Etcdctl::lock(&server, "p/line");
-    let third = waiter(&others, "line").await;
+    let third = spawn_waiter(&others, "line").await;
     let fourth = Etcdctl::lock(&server, "p/line");
     let places = ours.inspect("line").await.unwrap();
     assert_eq!(places.holders.len(), 1, "{places:?}");
@@ -151,7 +151,7 @@ async fn ours_and_theirs_stand_in_one_line() {
     second.says(SOON);
     assert!(!third.is_finished() && fourth.is_silent());
     second.end();
-    let guard = served(SOON, third).await;
+    let guard = await_served(SOON, third).await;
     assert!(fourth.is_silent());
     guard.release().await.unwrap();
     fourth.says(SOON);
@@ -159,20 +159,20 @@ async fn ours_and_theirs_stand_in_one_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_of_theirs_that_dies_holds_nobody_up_for_long() {
+async fn a_killed_etcdctl_waiter_delays_others_briefly() {
     let server = EtcdServers::start(1);
     let (ours, others) = (client(&server).await, client(&server).await);
     let guard = lock(&ours, "gap").await;
     let it = Etcdctl::lock(&server, "p/gap");
-    let behind = waiter(&others, "gap").await;
+    let behind = spawn_waiter(&others, "gap").await;
     it.kill();
     guard.release().await.unwrap();
-    served(ITS_END, behind).await.release().await.unwrap();
+    await_served(ITS_END, behind).await.release().await.unwrap();
 }
 
 /// The command that `etcdctl lock` runs adds one to a number in a file, as ours do.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_that_both_count_is_lost() {
+async fn a_counter_shared_with_etcdctl_loses_no_update() {
     const EACH: u64 = 25;
     let server = EtcdServers::start(1);
     let folder = tempfile::tempdir().unwrap();
@@ -211,7 +211,7 @@ async fn nothing_that_both_count_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_with_slashes_meet_theirs_escaped_or_raw_as_asked() {
+async fn names_with_slashes_match_etcdctl_escaped_or_raw() {
     let server = EtcdServers::start(1);
     let escaped = client(&server).await;
     let raw = steps::client(&format!("{}?names=raw", server.url("p")), TTL).await;
@@ -250,7 +250,7 @@ async fn our_keys_are_as_documented() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_see_who_leads_whoever_it_is() {
+async fn both_sides_see_the_leader_of_an_election() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
     let election =
@@ -285,7 +285,7 @@ async fn both_see_who_leads_whoever_it_is() {
 /// It waits for a permit, and is before the next one in line: if that were admitted, it would come
 /// in beside it.
 #[tokio::test(flavor = "multi_thread")]
-async fn etcdctl_that_waits_for_a_permit_is_not_passed_by_another() {
+async fn an_etcdctl_waiter_for_a_permit_is_not_overtaken() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
     let permits = ours.semaphore("used", 3).unwrap();
@@ -301,7 +301,7 @@ async fn etcdctl_that_waits_for_a_permit_is_not_passed_by_another() {
 
 /// Nobody knows when it ends, so nobody need look all the time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_without_a_lease_is_told_of_once_in_a_while() {
+async fn a_key_without_a_lease_is_logged_occasionally() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
     server.ask(&["put", "p/foreign/x", "y"]);

@@ -10,7 +10,8 @@ use lockset::engine::etcd::{Etcd, EtcdOptions};
 use lockset::{Break, Error, Lockset, State};
 use lockset_testkit::stage::EtcdServers;
 use lockset_testkit::steps::{
-    assert_told, is_free, lock, served, told, until, used_and_broken, waiter, within,
+    assert_error, await_served, error_chain, exercise_and_break, is_free, lock, spawn_waiter,
+    until, within,
 };
 use rcgen::date_time_ymd;
 use secrets::{Authority, MARK, assert_files_are_named, assert_hidden, assert_hidden_in, traced};
@@ -48,19 +49,19 @@ async fn a_server_of_an_unknown_authority_is_refused() {
     let (ours, other) = (Authority::new(), Authority::new());
     let server = server(&ours, &ours.sign("127.0.0.1", |_| {}), false);
     let nobody = refused(&server.url("p")).await;
-    assert_told(&nobody, &["UnknownIssuer", "unknown issuer"], false);
+    assert_error(&nobody, &["UnknownIssuer", "unknown issuer"], false);
     let somebody_else = refused(&format!("{}?ca={}", server.url("p"), other.ca())).await;
-    assert_told(&somebody_else, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+    assert_error(&somebody_else, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_of_the_named_authority_is_used_and_found_again() {
+async fn a_server_of_the_named_authority_is_used_also_after_a_reconnect() {
     let authority = Authority::new();
     let server = server(&authority, &authority.sign("127.0.0.1", |_| {}), false);
     let url = format!("{}?ca={}", server.url("tls"), authority.ca());
     let (ours, theirs) = (client(&url).await, client(&url).await);
     let guard = lock(&ours, "sealed").await;
-    let waiting = waiter(&theirs, "sealed").await;
+    let waiting = spawn_waiter(&theirs, "sealed").await;
     server.restart_leader();
     within(ANSWERED, "it is found again", async {
         while guard.confirm().await.is_err() {
@@ -69,7 +70,7 @@ async fn a_server_of_the_named_authority_is_used_and_found_again() {
     })
     .await;
     guard.release().await.unwrap();
-    served(ANSWERED, waiting).await.release().await.unwrap();
+    await_served(ANSWERED, waiting).await.release().await.unwrap();
     ours.close().await.unwrap();
 }
 
@@ -86,12 +87,12 @@ async fn a_certificate_for_another_host_or_another_time_is_refused() {
     {
         let server = server(&authority, &signed, false);
         let error = refused(&format!("{}?ca={}", server.url("p"), authority.ca())).await;
-        assert_told(&error, &words, false);
+        assert_error(&error, &words, false);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
+async fn a_client_certificate_is_sent_if_the_server_requires_one() {
     let (authority, other) = (Authority::new(), Authority::new());
     let server = server(&authority, &authority.sign("127.0.0.1", |_| {}), true);
     let with = |(cert, key): &(String, String)| {
@@ -99,14 +100,14 @@ async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
     };
     let (ours, strange) = (authority.sign("client", |_| {}), other.sign("client", |_| {}));
     let nobody = refused(&format!("{}?ca={}", server.url("p"), authority.ca())).await;
-    assert!(!told(&nobody).is_empty());
+    assert!(!error_chain(&nobody).is_empty());
     let stranger = refused(&with(&strange)).await;
-    assert!(!told(&stranger).is_empty());
+    assert!(!error_chain(&stranger).is_empty());
     assert!(is_free(&client(&with(&ours)).await, "known").await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_are_missing_or_something_else_are_named() {
+async fn missing_or_invalid_certificate_files_are_named() {
     let authority = Authority::new();
     let signed = authority.sign("127.0.0.1", |_| {});
     let url = |options: &str| format!("etcds://127.0.0.1:1/p{options}");
@@ -114,14 +115,18 @@ async fn files_that_are_missing_or_something_else_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_and_plain_do_not_hang_on_each_other() {
+async fn tls_against_plain_fails_without_hanging() {
     let authority = Authority::new();
     let sealed = server(&authority, &authority.sign("127.0.0.1", |_| {}), false);
     let plain = EtcdServers::start(1);
     refused(&format!("etcd://{}/p", sealed.hosts())).await;
     refused(&format!("etcds://{}/p?ca={}", plain.hosts(), authority.ca())).await;
     let unsealed = refused(&format!("{}?ca={}", plain.url("p"), authority.ca())).await;
-    assert!(matches!(unsealed, Error::Invalid { .. }), "it is not sealed: {}", told(&unsealed));
+    assert!(
+        matches!(unsealed, Error::Invalid { .. }),
+        "it is not sealed: {}",
+        error_chain(&unsealed)
+    );
 }
 
 /// A server on which `worker` may use the locks below `p/`, and nobody anything else.
@@ -149,7 +154,7 @@ async fn a_user_with_rights_below_the_prefix_can_do_everything_there() {
     let server = with_users(&[], "pw");
     let url = url_of(&server, "worker:pw", "p");
     let (ours, theirs) = (client(&url).await, client(&url).await);
-    let guard = used_and_broken(SOON, &ours, &theirs, "mutex").await;
+    let guard = exercise_and_break(SOON, &ours, &theirs, "mutex").await;
     within(TTL, "it is told", guard.lost()).await;
 
     let writer = ours.rwlock("rw").unwrap().write().await.unwrap();
@@ -165,20 +170,20 @@ async fn a_user_with_rights_below_the_prefix_can_do_everything_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_known_or_has_no_rights_is_told_what_to_check() {
+async fn an_unknown_user_or_missing_right_says_what_to_check() {
     let server = with_users(&[], "pw");
     let nobody = refused(&server.url("p")).await;
-    assert_told(&nobody, &["user:password@"], false);
+    assert_error(&nobody, &["user:password@"], false);
     for login in ["worker:wrong", "stranger:pw"] {
         let error = refused(&url_of(&server, login, "p")).await;
-        assert_told(&error, &["check user and password"], false);
+        assert_error(&error, &["check user and password"], false);
     }
     let error = match Lockset::connect(&url_of(&server, "worker:pw", "other")).await {
         Err(error) => error,
         Ok(others) => others.mutex("refused").unwrap().try_lock().await.unwrap_err(),
     };
-    assert_told(&error, &["permission denied"], false);
-    assert_told(&error, &["below the prefix"], false);
+    assert_error(&error, &["permission denied"], false);
+    assert_error(&error, &["below the prefix"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -190,18 +195,18 @@ async fn an_expired_or_forgotten_login_is_repeated() {
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert!(is_free(&ours, "after").await);
     let guard = lock(&ours, "kept").await;
-    let waiting = waiter(&client(&url_of(&server, "worker:pw", "p")).await, "kept").await;
+    let waiting = spawn_waiter(&client(&url_of(&server, "worker:pw", "p")).await, "kept").await;
     // A server does not remember to whom it gave which token.
     server.restart_leader();
     assert!(tokio::time::timeout(TTL * 2, guard.lost()).await.is_err(), "it was renewed");
     guard.confirm().await.unwrap();
     guard.release().await.unwrap();
-    served(ANSWERED, waiting).await.release().await.unwrap();
+    await_served(ANSWERED, waiting).await.release().await.unwrap();
 }
 
 /// A stream keeps the login with which it began, and a server refuses new watches on it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_login_that_expires_while_a_watch_stream_is_open_costs_no_waiter_its_turn() {
+async fn a_login_that_expires_during_a_watch_loses_no_waiter() {
     let server = with_users(&["--auth-token-ttl", "2"], "pw");
     let url = url_of(&server, "worker:pw", "p");
     // With leases that are kept alive so seldom that the login expires in between.
@@ -209,28 +214,28 @@ async fn a_login_that_expires_while_a_watch_stream_is_open_costs_no_waiter_its_t
     let (ours, theirs) = (patient().await, patient().await);
     for _ in 0..2 {
         let guard = lock(&ours, "watched").await;
-        let waiting = waiter(&theirs, "watched").await;
+        let waiting = spawn_waiter(&theirs, "watched").await;
         guard.release().await.unwrap();
-        served(ANSWERED, waiting).await.release().await.unwrap();
+        await_served(ANSWERED, waiting).await.release().await.unwrap();
         // Nothing is asked meanwhile, or the login would last longer.
         tokio::time::sleep(Duration::from_secs(6)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rights_that_are_taken_away_cost_the_lock_and_are_told() {
+async fn revoked_rights_lose_the_lock_and_are_reported() {
     let server = with_users(&[], "pw");
     let ours = client(&url_of(&server, "worker:pw", "p")).await;
     let guard = lock(&ours, "revoked").await;
     server.ask(&["user", "revoke-role", "worker", "locks"]);
     within(TTL + SOON, "it cannot be trusted", guard.lost()).await;
     let error = ours.mutex("other").unwrap().try_lock().await.unwrap_err();
-    assert_told(&error, &["permission denied"], false);
+    assert_error(&error, &["permission denied"], false);
 }
 
 /// All watches of a client share a stream.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_that_is_refused_says_why_and_costs_no_waiter_its_place() {
+async fn a_refused_watch_says_why_and_loses_no_waiter() {
     let server = with_users(&[], "pw");
     server.ask(&["role", "revoke-permission", "--prefix=true", "locks", "p/"]);
     server.ask(&["role", "grant-permission", "--prefix=true", "locks", "readwrite", "p/jobs%2F"]);
@@ -243,10 +248,10 @@ async fn a_watch_that_is_refused_says_why_and_costs_no_waiter_its_place() {
     until("somebody waits", || server.keys("p/jobs%2F1/").len() == 2);
     let mut refused = theirs.watch("").unwrap();
     let why = within(ANSWERED, "a refusal", refused.next()).await.unwrap().unwrap_err();
-    assert_told(&why, &["permission denied"], false);
+    assert_error(&why, &["permission denied"], false);
     assert!(!waiting.is_finished());
     guard.release().await.unwrap();
-    served(ANSWERED, waiting).await.release().await.unwrap();
+    await_served(ANSWERED, waiting).await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -266,7 +271,7 @@ async fn a_password_is_used_and_never_shown() {
     assert_hidden(&format!("{:?}", ours.inspect("seen").await.unwrap()));
     for login in [format!("worker:{MARK}"), format!("nobody:{escaped}")] {
         let error = refused(&url_of(&server, &login, "p")).await;
-        assert_told(&error, &["check user and password"], false);
+        assert_error(&error, &["check user and password"], false);
         assert_hidden_in(&error);
     }
     // Nor when it is changed under a client that lives.
@@ -287,7 +292,7 @@ async fn a_password_is_used_and_never_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_url_that_is_wrong_is_not_repeated() {
+async fn an_invalid_url_is_not_repeated_in_the_error() {
     let log = traced();
     let secrets = [format!("user:{MARK}@"), format!(":{MARK}@"), format!("{MARK}@")];
     let wrong = ["", "host:port", "127.0.0.1:99999", "[::1", "127.0.0.1:1/x//y/", "h?wrong=option"];

@@ -7,7 +7,7 @@ use lockset_testkit::stage::EtcdServers;
 use lockset_testkit::steps::until;
 
 #[test]
-fn one_server_finds_again_what_it_had() {
+fn a_restarted_server_keeps_its_data() {
     let server = EtcdServers::start(1);
     server.ask(&["put", "key", "value"]);
     let before = server.revision();
@@ -31,7 +31,7 @@ fn a_lease_of_one_second_is_granted_as_such_and_ends() {
 }
 
 #[test]
-fn another_leads_when_the_leader_dies() {
+fn another_server_leads_when_the_leader_is_killed() {
     let servers = EtcdServers::start(3);
     servers.ask(&["put", "key", "value"]);
     for _ in 0..2 {

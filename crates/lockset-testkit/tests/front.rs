@@ -109,7 +109,7 @@ impl Layer for SlowRenewal {
 
 /// If both had a guard, the one that nobody keeps would give the lock back when it ends.
 #[tokio::test(start_paused = true)]
-async fn a_ticket_that_is_attached_twice_at_once_is_attached_once() {
+async fn a_ticket_attached_twice_concurrently_is_attached_once() {
     let slow = Layered(SlowRenewal(Arc::new(Memory::new(Clock::tokio()))));
     let locks = Lockset::with_engine(Arc::new(slow), Clock::tokio()).unwrap();
     let options = LockOptions::default().ttl(TTL).detachable();
@@ -144,7 +144,7 @@ impl Layer for SlowFirstRenewal {
 /// The answer to a renewal that was under way when the lock was detached must not act on the hold
 /// of whoever attached it again: that one would never be renewed.
 #[tokio::test(start_paused = true)]
-async fn a_late_answer_does_not_drop_a_lock_that_came_back() {
+async fn a_late_renewal_reply_does_not_affect_a_reattached_lock() {
     let slow = SlowFirstRenewal(Arc::new(Memory::new(Clock::tokio())), AtomicBool::new(false));
     let locks = Lockset::with_engine(Arc::new(Layered(slow)), Clock::tokio()).unwrap();
     let options = LockOptions::default().ttl(TTL).detachable();
@@ -159,7 +159,7 @@ async fn a_late_answer_does_not_drop_a_lock_that_came_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ticket_with_an_absurd_ttl_is_refused_and_harms_nobody() {
+async fn a_ticket_with_an_absurd_ttl_is_refused_and_harmless() {
     let (_, locks) = memory();
     let other = locks.mutex("other").unwrap().lock().await.unwrap();
     let options = LockOptions::default().ttl(TTL).detachable();
@@ -175,7 +175,7 @@ async fn a_ticket_with_an_absurd_ttl_is_refused_and_harms_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fixed_lease_learns_of_a_break_without_being_told() {
+async fn a_fixed_lease_notices_a_forced_release_without_events() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let silent = Layered(Silent(memory.clone()));
     let locks = Lockset::with_engine(Arc::new(silent), Clock::tokio()).unwrap();
@@ -205,7 +205,7 @@ impl Layer for Blind {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fixed_lease_that_was_doubted_is_confirmed_again() {
+async fn an_uncertain_fixed_lease_can_be_confirmed_again() {
     let blind = Arc::new(AtomicBool::new(true));
     let engine = Layered(Blind(Arc::new(Memory::new(Clock::tokio())), blind.clone()));
     let locks = Lockset::with_engine(Arc::new(engine), Clock::tokio()).unwrap();
@@ -227,7 +227,7 @@ async fn a_fixed_lease_that_was_doubted_is_confirmed_again() {
 }
 
 #[tokio::test]
-async fn work_that_ended_after_the_loss_is_not_called_done() {
+async fn run_reports_a_loss_although_the_work_finished() {
     let locks = Lockset::connect("memory:").await.unwrap();
     let short = LockOptions::default().ttl(Duration::from_millis(100)).no_renewal();
     let guard = locks.mutex("m").unwrap().with(short.clone()).unwrap().lock().await.unwrap();
@@ -241,7 +241,7 @@ async fn work_that_ended_after_the_loss_is_not_called_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_locks_are_not_given_with_one_that_was_lost_meanwhile() {
+async fn several_locks_are_never_returned_with_a_lost_one() {
     let (engine, locks) = memory();
     let fixed = LockOptions::default().ttl(Duration::from_secs(10)).no_renewal();
     let a = locks.mutex("a").unwrap().with(fixed).unwrap();
@@ -272,7 +272,7 @@ fn a_connection_that_fails_leaves_no_thread_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_lets_a_release_that_is_under_way_end() {
+async fn close_waits_for_a_release_in_progress() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let stranger = another(&memory);
     let slow = Layered(SlowRelease(memory));
@@ -286,7 +286,7 @@ async fn closing_lets_a_release_that_is_under_way_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_closes_again_waits_for_the_same_closing() {
+async fn a_second_close_waits_for_the_first() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let stranger = another(&memory);
     let slow = Layered(SlowRelease(memory));
@@ -300,7 +300,7 @@ async fn whoever_closes_again_waits_for_the_same_closing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_ends_although_the_engine_does_not_answer() {
+async fn close_ends_although_the_engine_does_not_respond() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let deaf = Layered(NoWayBack(memory));
     let locks = Lockset::with_engine(Arc::new(deaf), Clock::tokio()).unwrap();
@@ -312,7 +312,7 @@ async fn closing_ends_although_the_engine_does_not_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_ends_the_waiting_at_latches_and_barriers() {
+async fn close_ends_waits_at_latches_and_barriers() {
     let (engine, locks) = memory();
     let (latch, barrier) = (locks.latch("l", 1).unwrap(), locks.barrier("b", 2).unwrap());
     let waits = tokio::spawn(async move { latch.wait().await });
@@ -328,7 +328,7 @@ async fn closing_ends_the_waiting_at_latches_and_barriers() {
 
 /// Whoever waits at a barrier leaves it first; but its future may never be looked at again.
 #[tokio::test(start_paused = true)]
-async fn closing_gives_back_although_a_party_rests_at_a_barrier() {
+async fn close_releases_although_a_barrier_future_is_never_polled() {
     let (engine, locks) = memory();
     let barrier = locks.barrier("b", 2).unwrap();
     let mut resting = Box::pin(barrier.wait());
@@ -343,7 +343,7 @@ async fn closing_gives_back_although_a_party_rests_at_a_barrier() {
 }
 
 #[test]
-fn what_a_blocking_watch_gives_outlives_its_client() {
+fn items_of_a_blocking_watch_outlive_its_client() {
     let mut items = {
         let locks = lockset::blocking::Lockset::connect("memory:").unwrap();
         locks.watch_name("m").unwrap()
@@ -365,7 +365,7 @@ async fn a_waiter_that_slept_through_its_grant_is_granted_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_becomes_first_in_the_queue_is_not_late() {
+async fn a_waiter_that_becomes_first_is_served_in_time() {
     let (engine, locks) = memory();
     let options = LockOptions::default().ttl(TTL).detachable();
     let held = locks.mutex("m").unwrap().with(options).unwrap().lock().await.unwrap();
@@ -383,7 +383,7 @@ async fn who_becomes_first_in_the_queue_is_not_late() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn looking_at_a_lock_costs_nothing_that_stays() {
+async fn inspecting_a_lock_leaks_nothing() {
     let (_, locks) = memory();
     let _guard = locks.mutex("m").unwrap().lock().await.unwrap();
     let resident = || {
@@ -446,7 +446,7 @@ fn losing_answers() -> (Lockset, Arc<AtomicBool>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_count_whose_answer_was_lost_counts_once() {
+async fn a_count_down_with_a_lost_reply_counts_once() {
     let (locks, lost) = losing_answers();
     let latch = locks.latch("start", 9).unwrap();
     // Recognised when it is repeated.
@@ -492,7 +492,7 @@ impl Layer for Down {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_count_that_failed_or_was_cancelled_is_made_by_the_next_call() {
+async fn a_failed_or_cancelled_count_down_is_completed_by_the_next_call() {
     let down = Arc::new(AtomicBool::new(false));
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let engine = Layered(Down { inner: memory.clone(), down: down.clone() });
@@ -508,7 +508,7 @@ async fn a_count_that_failed_or_was_cancelled_is_made_by_the_next_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_goes_on_when_its_watch_ends() {
+async fn a_wait_continues_when_its_watch_ends() {
     let (locks, lost) = losing_answers();
     lost.store(false, Ordering::Relaxed);
     let (latch, barrier) = (locks.latch("start", 1).unwrap(), locks.barrier("phase", 2).unwrap());

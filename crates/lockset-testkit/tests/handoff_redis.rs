@@ -13,7 +13,7 @@ use lockset::engine::redis::{Redis, RedisOptions};
 use lockset::engine::{Claim, ClaimId, Engine, Grant, Wait};
 use lockset::{Error, Name, Token};
 use lockset_models::handoff_model::{
-    self as model, Answer, Id, Leases, Rule, Rules, Script, Server,
+    self as model, Id, Leases, Reply, Rule, Rules, Script, Server,
 };
 use lockset_testkit::stage::RedisServer;
 use lockset_testkit::steps::claim;
@@ -41,7 +41,7 @@ struct Actor {
 }
 
 struct Play {
-    home: Arc<RedisServer>,
+    server: Arc<RedisServer>,
     /// Which the model keeps.
     rules: Rules,
     /// Locks are left free now and then.
@@ -62,22 +62,22 @@ struct Play {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_server_does_what_the_model_does() {
+async fn the_server_behaves_like_the_model() {
     compare_all(SEEDS, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_server_does_what_the_model_does_with_courtesy() {
+async fn the_server_behaves_like_the_model_with_courtesy() {
     compare_all(SEEDS / 2, true).await;
 }
 
 async fn compare_all(seeds: u64, has_courtesy: bool) {
-    let home = Arc::new(RedisServer::start());
+    let server = Arc::new(RedisServer::start());
     let chosen: Option<u64> = std::env::var("LOCKSET_SEED").ok().map(|seed| seed.parse().unwrap());
     let seeds = chosen.map_or(0..seeds, |seed| seed..seed + 1);
     let (mut steps, mut whole) = (0, 0);
     for seed in seeds.clone() {
-        let nth = play(home.clone(), seed, Rules::ALL, has_courtesy).await;
+        let nth = play(server.clone(), seed, Rules::ALL, has_courtesy).await;
         (steps, whole) = (steps + nth, whole + u64::from(nth == STEPS));
     }
     println!("{steps} steps compared, {whole} plays to their end");
@@ -87,26 +87,26 @@ async fn compare_all(seeds: u64, has_courtesy: bool) {
 /// A model that leaves out a rule of the scripts is told from the server, so the test above can
 /// fail. On one thread, where what a play that fails has to say is kept back.
 #[tokio::test]
-async fn the_server_keeps_the_rules_of_the_scripts() {
+async fn a_model_without_a_rule_differs_from_the_server() {
     let rules = [
-        Rule::HandOnWhenFree,
-        Rule::UnheardKeepsPlace,
-        Rule::AcquireKnowsItself,
+        Rule::HandOverWhenFree,
+        Rule::UnreachableKeepsEntry,
+        Rule::AcquireIsIdempotent,
         Rule::RenewChecksToken,
-        Rule::EndsByIdAlone,
-        Rule::NextLooksAtMark,
-        Rule::NextKnowsItself,
-        Rule::WithdrawalMarks,
+        Rule::EndMatchesById,
+        Rule::NextChecksTombstone,
+        Rule::NextIsIdempotent,
+        Rule::WithdrawalLeavesTombstone,
         Rule::LeftFreeStaysFree,
     ];
     for rule in rules {
         let has_courtesy = rule == Rule::LeftFreeStaysFree;
-        let home = Arc::new(RedisServer::start());
+        let server = Arc::new(RedisServer::start());
         let mut seeds = 0..SEEDS;
         let differs = loop {
             let Some(seed) = seeds.next() else { break None };
             let rules = Rules::without(&[rule]);
-            if tokio::spawn(play(home.clone(), seed, rules, has_courtesy)).await.is_err() {
+            if tokio::spawn(play(server.clone(), seed, rules, has_courtesy)).await.is_err() {
                 break Some(seed);
             }
         };
@@ -116,9 +116,9 @@ async fn the_server_keeps_the_rules_of_the_scripts() {
 }
 
 /// Plays one seed; how many steps were compared.
-async fn play(home: Arc<RedisServer>, seed: u64, rules: Rules, has_courtesy: bool) -> usize {
+async fn play(server: Arc<RedisServer>, seed: u64, rules: Rules, has_courtesy: bool) -> usize {
     let mut random = SmallRng::seed_from_u64(seed);
-    let mut play = Play::new(home, format!("play/{seed}"), rules, has_courtesy).await;
+    let mut play = Play::new(server, format!("play/{seed}"), rules, has_courtesy).await;
     let began = Instant::now();
     for nth in 0..STEPS {
         play.step(&mut random).await;
@@ -131,9 +131,9 @@ async fn play(home: Arc<RedisServer>, seed: u64, rules: Rules, has_courtesy: boo
 }
 
 /// With courtesy no play is so long that it comes by itself.
-async fn connect(home: &RedisServer, has_courtesy: bool) -> Arc<Redis> {
+async fn connect(server: &RedisServer, has_courtesy: bool) -> Arc<Redis> {
     let courtesy = has_courtesy.then_some(Duration::from_secs(60));
-    let options = RedisOptions { url: home.url(), courtesy, ..RedisOptions::default() };
+    let options = RedisOptions { url: server.url(), courtesy, ..RedisOptions::default() };
     Arc::new(Redis::connect(options).await.unwrap())
 }
 
@@ -145,10 +145,10 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 impl Play {
-    async fn new(home: Arc<RedisServer>, name: String, rules: Rules, has_courtesy: bool) -> Self {
+    async fn new(server: Arc<RedisServer>, name: String, rules: Rules, has_courtesy: bool) -> Self {
         let mut engines = Vec::new();
         for _ in 0..3 {
-            engines.push(connect(&home, has_courtesy).await);
+            engines.push(connect(&server, has_courtesy).await);
         }
         Self {
             rules,
@@ -156,8 +156,8 @@ impl Play {
             leaves_free: false,
             is_late: false,
             name: name.parse().unwrap(),
-            observer: connect(&home, has_courtesy).await,
-            home,
+            observer: connect(&server, has_courtesy).await,
+            server,
             engines,
             model: Server::default(),
             actors: Vec::new(),
@@ -271,10 +271,10 @@ impl Play {
         let (answer, pushed) = self.script(|script| script.acquire(id, true));
         self.log.push(format!("{id} of {engine} waits: {answer:?}"));
         self.spawn(id);
-        if matches!(answer, Answer::GrantedNow(_)) {
+        if matches!(answer, Reply::GrantedNow(_)) {
             return self.served(Some(id)).await;
         }
-        assert!(matches!(answer, Answer::Queued { .. }), "{answer:?}");
+        assert!(matches!(answer, Reply::Queued { .. }), "{answer:?}");
         self.served(pushed).await;
         self.until_seen(id).await;
     }
@@ -301,8 +301,8 @@ impl Play {
         let (engine, claim) = self.parts(id);
         let real = within("a try", engine.acquire(&claim, Wait::No)).await.unwrap();
         match (answer, real) {
-            (Answer::GrantedNow(_), Some(grant)) => self.holds(id, grant),
-            (Answer::Busy, None) => {}
+            (Reply::GrantedNow(_), Some(grant)) => self.holds(id, grant),
+            (Reply::Busy, None) => {}
             (answer, real) => panic!("{answer:?}, but {real:?}: {:#?}", self.log),
         }
         self.served(pushed).await;
@@ -322,16 +322,16 @@ impl Play {
         let next_claim = next.map(|next| self.parts(next).1);
         let real = within("a release", engine.release(&claim, &grant, next_claim.as_ref())).await;
         match (released, answer, real) {
-            (true, Some(Answer::GrantedNow(_)), Ok(Some(grant))) => {
+            (true, Some(Reply::GrantedNow(_)), Ok(Some(grant))) => {
                 self.holds(next.unwrap(), grant);
             }
-            (true, Some(Answer::Granted(..)), Ok(None)) => self.served(next).await,
-            (true, Some(Answer::Queued { .. }), Ok(None)) => {
+            (true, Some(Reply::Granted(..)), Ok(None)) => self.served(next).await,
+            (true, Some(Reply::Queued { .. }), Ok(None)) => {
                 if self.actor(next.unwrap()).waiting.is_none() {
                     self.spawn(next.unwrap());
                 }
             }
-            (true, Some(Answer::Gone), Ok(None)) => {}
+            (true, Some(Reply::Gone), Ok(None)) => {}
             (true, None, Ok(None)) | (false, None, Err(Error::NotHeld { .. })) => {}
             (_, answer, real) => panic!("{answer:?}, but {real:?}: {:#?}", self.log),
         }
@@ -345,15 +345,15 @@ impl Play {
         }
         self.log.push("hand-offs have run for long".to_owned());
         let key = self.handoffs();
-        assert_eq!(self.home.ask(&["SET", &key, "0|9007199254740991"]), "OK");
+        assert_eq!(self.server.ask(&["SET", &key, "0|9007199254740991"]), "OK");
         self.leaves_free = true;
         self.release(which, false, next).await;
         self.leaves_free = false;
         // No time passes in the model.
         if self.model.free > 0 {
-            self.is_late = self.home.ask(&["PEXPIRE", &key, "60000"]) != "1";
+            self.is_late = self.server.ask(&["PEXPIRE", &key, "60000"]) != "1";
         } else {
-            self.home.ask(&["DEL", &key]);
+            self.server.ask(&["DEL", &key]);
         }
     }
 
@@ -361,7 +361,7 @@ impl Play {
     fn free_ends(&mut self) {
         self.log.push("it was left free for long enough".to_owned());
         self.model.free = 0;
-        self.home.ask(&["DEL", &self.handoffs()]);
+        self.server.ask(&["DEL", &self.handoffs()]);
     }
 
     fn handoffs(&self) -> String {
@@ -379,7 +379,7 @@ impl Play {
             return;
         }
         let id = which as Id;
-        let mark = self.rules.keep(Rule::WithdrawalMarks);
+        let mark = self.rules.keep(Rule::WithdrawalLeavesTombstone);
         let (_, pushed) = self.script(|script| script.end(id, None, mark, None));
         self.log.push(format!("{id} is withdrawn"));
         let (engine, claim) = self.parts(id);
@@ -405,8 +405,8 @@ impl Play {
         let (engine, claim) = self.parts(id);
         let real = within("a repetition", engine.acquire(&claim, Wait::Forever)).await;
         match (answer, real) {
-            (Answer::Granted(..), Ok(Some(grant))) => self.holds(id, grant),
-            (Answer::Gone, Err(Error::NotHeld { .. })) => {}
+            (Reply::Granted(..), Ok(Some(grant))) => self.holds(id, grant),
+            (Reply::Gone, Err(Error::NotHeld { .. })) => {}
             (answer, real) => panic!("{answer:?}, but {real:?}: {:#?}", self.log),
         }
         self.served(pushed).await;
@@ -434,13 +434,13 @@ impl Play {
     fn lease_ends(&mut self) {
         self.log.push("the lease ends".to_owned());
         self.model.lock = None;
-        self.home.ask(&["DEL", &format!("lockset:{}", self.name)]);
+        self.server.ask(&["DEL", &format!("lockset:{}", self.name)]);
     }
 
     /// A process dies, and the server sees it: its waiters stay, and are passed over.
     async fn die(&mut self, engine: usize) {
         self.log.push(format!("process {engine} dies"));
-        let fresh = connect(&self.home, self.has_courtesy).await;
+        let fresh = connect(&self.server, self.has_courtesy).await;
         let standing = self.connections();
         drop(std::mem::replace(&mut self.engines[engine], fresh));
         for actor in self.actors.iter_mut().filter(|actor| actor.engine == engine) {
@@ -459,7 +459,7 @@ impl Play {
     }
 
     fn connections(&self) -> usize {
-        self.home.listeners()
+        self.server.listeners()
     }
 
     /// Holder, queue and tokens are the same on both sides.

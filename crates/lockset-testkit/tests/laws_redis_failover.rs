@@ -6,8 +6,8 @@ mod leader_laws;
 use lockset_testkit::stage::SentinelStage;
 
 leader_laws!(
-    SentinelStage::start(env!("CARGO_BIN_EXE_actor")).whose_master_is_succeeded(),
-    a_break_now_is_told_at_once: [Mutex, Writer, OnePermit],
-    a_gentle_break_ends_with_the_lease: [Mutex, Writer, OnePermit],
-    a_stopped_process_knows_that_it_lost: [Mutex]
+    SentinelStage::start(env!("CARGO_BIN_EXE_actor")).with_master_change(),
+    a_forced_release_is_reported_at_once: [Mutex, Writer, OnePermit],
+    a_revocation_takes_effect_when_the_lease_ends: [Mutex, Writer, OnePermit],
+    a_stopped_process_sees_its_loss_on_resume: [Mutex]
 );

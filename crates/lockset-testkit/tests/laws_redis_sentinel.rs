@@ -9,6 +9,6 @@ use lockset_testkit::stage::SentinelStage;
 common_laws!(
     redis_sentinel,
     SentinelStage::start,
-    and: [a_given_floor_is_exact, raising_lifts_the_fence_and_refuses_to_lower_it],
-    not: [a_cut_session_is_told, a_cut_connection_counts_nothing_twice]
+    and: [a_token_floor_is_exact, raise_lifts_the_fence_and_never_lowers_it],
+    not: [a_cut_connection_is_reported_by_the_guard, latches_and_barriers_survive_a_cut_connection]
 );

@@ -9,6 +9,6 @@ use lockset_testkit::stage::ZooKeeperStage;
 common_laws!(
     zookeeper,
     ZooKeeperStage::start,
-    and: [a_cut_session_is_told, a_cut_connection_counts_nothing_twice],
-    not: [a_given_floor_is_exact, raising_lifts_the_fence_and_refuses_to_lower_it]
+    and: [a_cut_connection_is_reported_by_the_guard, latches_and_barriers_survive_a_cut_connection],
+    not: [a_token_floor_is_exact, raise_lifts_the_fence_and_never_lowers_it]
 );

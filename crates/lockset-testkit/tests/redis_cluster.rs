@@ -9,7 +9,8 @@ use lockset::{Error, Lockset, State};
 use lockset_testkit::contenders::Contenders;
 use lockset_testkit::stage::RedisCluster;
 use lockset_testkit::steps::{
-    assert_told, client, confirmed, is_free, lock, served, told, until, waiter, within,
+    assert_error, await_confirmed, await_served, client, error_chain, is_free, lock, spawn_waiter,
+    until, within,
 };
 
 const TTL: Duration = Duration::from_secs(10);
@@ -27,38 +28,38 @@ fn places(cluster: &RedisCluster, name: &str) -> (usize, usize, usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_replica_of_a_dead_master_goes_on() {
+async fn a_promoted_replica_continues_for_a_killed_master() {
     let cluster = RedisCluster::start_with_replicas();
     let url = cluster.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     let guard = lock(&ours, "killed").await;
-    let waiting = waiter(&theirs, "killed").await;
+    let waiting = spawn_waiter(&theirs, "killed").await;
     cluster.kill_owner(cluster.slot_of("lockset:killed"));
-    confirmed(FOLLOWED, &guard).await;
+    await_confirmed(FOLLOWED, &guard).await;
     assert_eq!(guard.state(), State::Held);
     assert!(!waiting.is_finished(), "one holds");
     let before = guard.token();
     guard.release().await.unwrap();
-    let next = served(BY_SIGN_OF_LIFE, waiting).await;
+    let next = await_served(BY_SIGN_OF_LIFE, waiting).await;
     assert!(next.token() > before);
     next.release().await.unwrap();
 }
 
 /// Whoever takes a node for a server of its own is told which URL is right.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_asked_as_if_it_were_alone_says_so() {
+async fn a_cluster_node_addressed_as_a_single_server_is_reported() {
     let cluster = RedisCluster::start();
-    let (_, there, elsewhere) = places(&cluster, "moved");
+    let (_, there, other_backend) = places(&cluster, "moved");
     let url = |node: usize| format!("redis://127.0.0.1:{}", cluster.nodes()[node].port());
-    let wrong = client(&url(elsewhere), TTL).await;
+    let wrong = client(&url(other_backend), TTL).await;
     let error = wrong.mutex("moved").unwrap().try_lock().await.unwrap_err();
-    assert_told(&error, &["use redis+cluster://"], false);
+    assert_error(&error, &["use redis+cluster://"], false);
     lock(&client(&url(there), TTL).await, "moved").await.release().await.unwrap();
 }
 
 /// Without a replica the slots of a dead node are nowhere, until it comes back with what it wrote.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_comes_back_has_its_locks() {
+async fn a_restarted_node_keeps_its_locks() {
     let cluster = RedisCluster::start();
     let url = cluster.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
@@ -66,10 +67,10 @@ async fn a_node_that_comes_back_has_its_locks() {
     let (_, node, _) = places(&cluster, "down");
     cluster.nodes()[node].kill();
     let asked = theirs.mutex("down").unwrap().lock_within(SOON).await.unwrap_err();
-    assert!(asked.is_retryable(), "{}", told(&asked));
+    assert!(asked.is_retryable(), "{}", error_chain(&asked));
     cluster.nodes()[node].restart();
     cluster.await_ok();
-    confirmed(FOLLOWED, &guard).await;
+    await_confirmed(FOLLOWED, &guard).await;
     assert!(!is_free(&theirs, "down").await);
     guard.release().await.unwrap();
     assert!(is_free(&theirs, "down").await);
@@ -81,10 +82,10 @@ async fn a_lock_moves_with_its_slot() {
     let url = cluster.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     let guard = lock(&ours, "moved").await;
-    let waiting = waiter(&theirs, "moved").await;
+    let waiting = spawn_waiter(&theirs, "moved").await;
     let (slot, from, to) = places(&cluster, "moved");
     cluster.migrate_slot(slot, to);
-    confirmed(FOLLOWED, &guard).await;
+    await_confirmed(FOLLOWED, &guard).await;
     assert_eq!(guard.state(), State::Held);
     assert!(!waiting.is_finished(), "one holds");
     cluster.nodes()[to].ask(&["PEXPIRE", "lockset:moved", "6000"]);
@@ -93,11 +94,11 @@ async fn a_lock_moves_with_its_slot() {
         left.parse::<u64>().is_ok_and(|left| left > 8000)
     });
     guard.release().await.unwrap();
-    let guard = served(BY_SIGN_OF_LIFE, waiting).await;
-    let waiting = waiter(&ours, "moved").await;
+    let guard = await_served(BY_SIGN_OF_LIFE, waiting).await;
+    let waiting = spawn_waiter(&ours, "moved").await;
     cluster.migrate_slot(slot, from);
     guard.release().await.unwrap();
-    served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
 }
 
 /// Readers, permits and cells have more keys.
@@ -113,8 +114,8 @@ async fn every_kind_of_lock_moves() {
         let (slot, _, to) = places(&cluster, name);
         cluster.migrate_slot(slot, to);
     }
-    confirmed(FOLLOWED, &reader).await;
-    confirmed(FOLLOWED, &permit).await;
+    await_confirmed(FOLLOWED, &reader).await;
+    await_confirmed(FOLLOWED, &permit).await;
     assert!(theirs.rwlock("read").unwrap().try_write().await.unwrap().is_none());
     let second = theirs.rwlock("read").unwrap().try_read().await.unwrap();
     assert!(second.is_some(), "readers share");
@@ -127,36 +128,36 @@ async fn every_kind_of_lock_moves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crowd_is_served_while_its_slots_move_and_never_two_at_once() {
+async fn contenders_are_served_while_slots_move_and_never_two_at_once() {
     let cluster = RedisCluster::start();
     let url = cluster.url();
     let ttl = Duration::from_secs(4);
     let clients = [client(&url, ttl).await, client(&url, ttl).await, client(&url, ttl).await];
     let names = ["contenders/1", "contenders/2"];
-    let contenders = Contenders::gather(&clients, 4, &names);
-    contenders.served(50, FOLLOWED).await;
+    let contenders = Contenders::start(&clients, 4, &names);
+    contenders.wait_served(50, FOLLOWED).await;
     for round in 0..6 {
         let (slot, _, to) = places(&cluster, names[round % 2]);
         cluster.migrate_slot(slot, to);
-        contenders.served(20, FOLLOWED).await;
+        contenders.wait_served(20, FOLLOWED).await;
     }
-    contenders.part().await;
+    contenders.stop_and_check().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crowd_is_served_when_a_master_dies_and_never_two_at_once() {
+async fn contenders_are_served_when_a_master_dies_and_never_two_at_once() {
     let cluster = RedisCluster::start_with_replicas();
     let url = cluster.url();
     let ttl = Duration::from_secs(4);
     let clients = [client(&url, ttl).await, client(&url, ttl).await, client(&url, ttl).await];
-    let contenders = Contenders::gather(&clients, 4, &["contenders"]);
-    contenders.served(50, FOLLOWED).await;
+    let contenders = Contenders::start(&clients, 4, &["contenders"]);
+    contenders.wait_served(50, FOLLOWED).await;
     let killed = cluster.kill_owner(cluster.slot_of("lockset:contenders"));
-    contenders.served(50, FOLLOWED * 2).await;
+    contenders.wait_served(50, FOLLOWED * 2).await;
     cluster.nodes()[killed].restart();
     cluster.await_ok();
-    contenders.served(50, FOLLOWED).await;
-    contenders.part().await;
+    contenders.wait_served(50, FOLLOWED).await;
+    contenders.stop_and_check().await;
 }
 
 /// Where pushes are subscribed: a channel has a slot too, and its subscribers are sent away when
@@ -171,12 +172,12 @@ fn inboxes(cluster: &RedisCluster) -> BTreeSet<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pushes_come_again_after_the_slot_of_an_inbox_moved() {
+async fn pushes_resume_after_the_slot_of_an_inbox_moved() {
     let cluster = RedisCluster::start();
     let url = cluster.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     let guard = lock(&ours, "pushed").await;
-    let waiting = waiter(&theirs, "pushed").await;
+    let waiting = spawn_waiter(&theirs, "pushed").await;
     let moved = inboxes(&cluster);
     assert!(!moved.is_empty(), "somebody listens");
     for inbox in &moved {
@@ -184,28 +185,28 @@ async fn pushes_come_again_after_the_slot_of_an_inbox_moved() {
         cluster.migrate_slot(slot, cluster.another_master(cluster.owner(slot)));
     }
     guard.release().await.unwrap();
-    let guard = served(BY_SIGN_OF_LIFE, waiting).await;
+    let guard = await_served(BY_SIGN_OF_LIFE, waiting).await;
     // Afterwards a release is told by a push again, and not by the next sign of life: ten of them
     // would take longer.
     let began = Instant::now();
     let mut guard = guard;
     for round in 0..10 {
         let locks = if round % 2 == 0 { &ours } else { &theirs };
-        let waiting = waiter(locks, "pushed").await;
+        let waiting = spawn_waiter(locks, "pushed").await;
         guard.release().await.unwrap();
-        guard = served(BY_SIGN_OF_LIFE, waiting).await;
+        guard = await_served(BY_SIGN_OF_LIFE, waiting).await;
     }
     assert!(began.elapsed() < Duration::from_secs(8), "no push came: {:?}", began.elapsed());
 }
 
 /// Some keys of the lock are here and some there: nobody can decide about it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_is_stuck_is_told_and_recovers() {
+async fn a_stuck_slot_is_reported_and_recovers() {
     let cluster = RedisCluster::start();
     let url = cluster.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     let guard = lock(&ours, "stuck").await;
-    let waiting = waiter(&theirs, "stuck").await;
+    let waiting = spawn_waiter(&theirs, "stuck").await;
     let (slot, from, to) = places(&cluster, "stuck");
     cluster.begin_migration(slot, to);
     cluster.move_a_key(slot, from, to).unwrap();
@@ -221,7 +222,7 @@ async fn a_slot_that_is_stuck_is_told_and_recovers() {
         Err(error) => assert!(
             matches!(error, Error::Unreachable { retryable: true, .. }),
             "it may be tried again: {}",
-            told(&error)
+            error_chain(&error)
         ),
     }
     // Nothing else is hurt meanwhile.
@@ -230,14 +231,14 @@ async fn a_slot_that_is_stuck_is_told_and_recovers() {
         within(SOON, "another lock", lock(&ours, &name)).await.release().await.unwrap();
     }
     cluster.finish_migration(slot, from, to);
-    confirmed(FOLLOWED, &guard).await;
+    await_confirmed(FOLLOWED, &guard).await;
     guard.release().await.unwrap();
-    served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
 }
 
 /// All keys of a name lie in one slot, whatever braces the name has.
 #[tokio::test(flavor = "multi_thread")]
-async fn odd_names_have_one_slot() {
+async fn all_keys_of_unusual_names_share_a_slot() {
     let cluster = RedisCluster::start();
     let url = cluster.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
@@ -263,11 +264,11 @@ async fn odd_names_have_one_slot() {
 
 async fn every_use(ours: &Lockset, theirs: &Lockset, name: &str) {
     let guard = within(SOON, name, lock(ours, name)).await;
-    let waiting = waiter(theirs, name).await;
+    let waiting = spawn_waiter(theirs, name).await;
     guard.set_note("a note").await.unwrap();
     guard.confirm().await.unwrap();
     guard.release().await.unwrap();
-    served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
     let readers = ours.rwlock(name).unwrap();
     let (one, two) = (readers.read().await.unwrap(), readers.read().await.unwrap());
     one.release().await.unwrap();
@@ -276,7 +277,7 @@ async fn every_use(ours: &Lockset, theirs: &Lockset, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_of_all_nodes_are_seen() {
+async fn list_shows_the_names_of_all_nodes() {
     let cluster = RedisCluster::start();
     let url = cluster.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
@@ -329,5 +330,5 @@ async fn one_node_is_enough_to_find_all() {
     }
     let nobody = Lockset::connect("redis+cluster://127.0.0.1:1,127.0.0.1:2");
     let error = within(FOLLOWED, "a refusal", nobody).await.unwrap_err();
-    assert!(error.is_retryable(), "{}", told(&error));
+    assert!(error.is_retryable(), "{}", error_chain(&error));
 }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use lockset::Lockset;
 use lockset_testkit::contenders::Contenders;
-use lockset_testkit::python::Python;
+use lockset_testkit::python::PythonPeer;
 use lockset_testkit::stage::{RedisCluster, RedisServer};
-use lockset_testkit::steps::{lock, served, waiter};
+use lockset_testkit::steps::{await_served, lock, spawn_waiter};
 use tokio::task::JoinHandle;
 
 /// Leaves several chances within the longest wait, in case a poll comes late.
@@ -28,9 +28,9 @@ const SOON: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(3);
 
 /// A process with redis-py that has come so far that it answers.
-fn redis_py(server: &RedisServer) -> Python {
+fn redis_py(server: &RedisServer) -> PythonPeer {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/peers.py");
-    let mut peer = Python::start(&program, &["redis-py", &server.port().to_string()]);
+    let mut peer = PythonPeer::start(&program, &["redis-py", &server.port().to_string()]);
     peer.ask("acquire awake 1");
     peer
 }
@@ -53,7 +53,7 @@ fn keep_busy(locks: &Lockset) -> JoinHandle<()> {
     })
 }
 
-fn judge(what: &str, waits: &[Duration]) {
+fn check(what: &str, waits: &[Duration]) {
     println!("{what} waited {waits:.2?}");
     assert!(waits.iter().all(|wait| *wait <= LONGEST), "{what} waited {waits:?}");
 }
@@ -71,13 +71,13 @@ async fn peer_waits(server: &RedisServer, busy: Vec<JoinHandle<()>>) {
             assert_eq!(peer.ask("release shared"), "yes");
         }
     }
-    judge("redis-py", &waits);
+    check("redis-py", &waits);
     assert!(busy.iter().all(|one| !one.is_finished()), "somebody failed");
     busy.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_among_busy_clients_of_ours_does_not_starve() {
+async fn a_foreign_client_among_busy_lockset_clients_does_not_starve() {
     let server = RedisServer::start();
     let mut clients = Vec::new();
     for _ in 0..BUSY {
@@ -88,7 +88,7 @@ async fn a_peer_among_busy_clients_of_ours_does_not_starve() {
 
 /// Its tasks pass the lock on inside the process, and nobody queues at the server.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_beside_the_busy_tasks_of_one_client_does_not_starve() {
+async fn a_foreign_client_beside_busy_tasks_of_one_client_does_not_starve() {
     let server = RedisServer::start();
     let ours = client(&server, COURTESY).await;
     peer_waits(&server, (0..BUSY).map(|_| keep_busy(&ours)).collect()).await;
@@ -96,7 +96,7 @@ async fn a_peer_beside_the_busy_tasks_of_one_client_does_not_starve() {
 
 /// While it is left free it is nobody's but a peer's; then it is the first waiter's, and so on.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_is_left_free_stays_with_the_line() {
+async fn a_lock_left_free_for_pollers_goes_to_the_first_waiter_afterwards() {
     let server = RedisServer::start();
     let clients = [client(&server, "200ms").await, client(&server, "200ms").await];
     let (newcomer, last) = (client(&server, "200ms").await, client(&server, "200ms").await);
@@ -105,16 +105,16 @@ async fn a_lock_that_is_left_free_stays_with_the_line() {
         let mut guard = lock(&clients[0], "shared").await;
         let began = Instant::now();
         for round in 1.. {
-            let first = waiter(&clients[round % 2], "shared").await;
+            let first = spawn_waiter(&clients[round % 2], "shared").await;
             let is_over = began.elapsed() > Duration::from_millis(250);
             let second = match is_over {
-                true => Some(waiter(&last, "shared").await),
+                true => Some(spawn_waiter(&last, "shared").await),
                 false => None,
             };
             let token = guard.token();
             guard.release().await.unwrap();
             let Some(second) = second else {
-                guard = served(SOON, first).await;
+                guard = await_served(SOON, first).await;
                 continue;
             };
             if is_free() {
@@ -122,10 +122,10 @@ async fn a_lock_that_is_left_free_stays_with_the_line() {
                 let early = newcomer.mutex("shared").unwrap().try_lock().await.unwrap();
                 assert!(early.is_none() || !is_free(), "a newcomer came first");
             }
-            guard = served(SOON, first).await;
+            guard = await_served(SOON, first).await;
             assert!(guard.token() > token && !second.is_finished(), "out of order");
             guard.release().await.unwrap();
-            served(SOON, second).await.release().await.unwrap();
+            await_served(SOON, second).await.release().await.unwrap();
             break;
         }
     }
@@ -133,7 +133,7 @@ async fn a_lock_that_is_left_free_stays_with_the_line() {
 
 /// Whatever happens to the word that the lock is left free, somebody is granted it again soon.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crowd_is_courteous_and_never_two_hold() {
+async fn courtesy_under_contention_keeps_exclusion() {
     let server = RedisServer::start();
     is_courteous(&server.url(), &server).await;
     let cluster = RedisCluster::start();
@@ -147,28 +147,28 @@ async fn is_courteous(url: &str, server: &RedisServer) {
         let url = format!("{url}?prefix=&courtesy=200ms");
         clients.push(Lockset::connect(&url).await.unwrap());
     }
-    let contenders = Contenders::gather(&clients, 3, &["shared"]);
-    contenders.served(20, SOON).await;
+    let contenders = Contenders::start(&clients, 3, &["shared"]);
+    contenders.wait_served(20, SOON).await;
     let (mut seen_free, began) = (0, Instant::now());
     while began.elapsed() < Duration::from_secs(4) {
         seen_free += usize::from(server.ask(&["GET", "{shared}:handoffs"]) == "free");
         if seen_free == 3 {
             server.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         }
-        contenders.served(1, SOON * 2).await;
+        contenders.wait_served(1, SOON * 2).await;
     }
     assert!(seen_free > 3, "it was left free {seen_free} times only");
-    contenders.each_served(5, SOON * 5).await;
-    contenders.part().await;
+    contenders.wait_each_served(5, SOON * 5).await;
+    contenders.stop_and_check().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_of_ours_among_busy_peers_does_not_starve() {
+async fn a_lockset_client_among_busy_foreign_clients_does_not_starve() {
     let server = RedisServer::start();
     let ours = client(&server, COURTESY).await;
     let mut peers: Vec<_> = (0..BUSY).map(|_| redis_py(&server)).collect();
     for peer in &mut peers {
-        peer.say(&format!("busy shared 10000 {}", HOLD.as_millis()));
+        peer.send(&format!("busy shared 10000 {}", HOLD.as_millis()));
     }
     let mut waits = Vec::new();
     for _ in 0..ROUNDS {
@@ -181,5 +181,5 @@ async fn one_of_ours_among_busy_peers_does_not_starve() {
             guard.release().await.unwrap();
         }
     }
-    judge("lockset", &waits);
+    check("lockset", &waits);
 }

@@ -10,7 +10,7 @@ use lockset::engine::redis::{Redis, RedisOptions};
 use lockset::engine::{self, Amend, Claim, Engine, Wait};
 use lockset::{Break, Error, LossReason, Mode, Token};
 use lockset_testkit::proxy::Proxy;
-use lockset_testkit::stage::{DURABLE, RedisCluster, RedisServer, Skew};
+use lockset_testkit::stage::{ClockSkew, DURABLE, RedisCluster, RedisServer};
 use lockset_testkit::steps;
 use rustix::process::Signal;
 
@@ -26,7 +26,7 @@ async fn engine(url: &str) -> Redis {
 
 /// A release that travels in a contenders beside a name with a mark.
 #[tokio::test]
-async fn a_release_with_next_in_a_crowd_is_told_as_done() {
+async fn a_batched_release_with_a_next_claim_reports_success() {
     let server = RedisServer::start();
     let redis = engine(&server.url()).await;
     let (a, next, other, first) = (claim("a"), claim("a"), claim("c"), claim("f"));
@@ -42,7 +42,7 @@ async fn a_release_with_next_in_a_crowd_is_told_as_done() {
 
 /// Its request is under way, and nobody looks for the answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_future_that_rests_does_not_stall_the_others() {
+async fn an_unpolled_future_does_not_stall_others() {
     let server = RedisServer::start();
     let redis = engine(&server.url()).await;
     redis.acquire(&claim("warm"), Wait::No).await.unwrap().unwrap();
@@ -59,7 +59,7 @@ async fn a_future_that_rests_does_not_stall_the_others() {
 
 /// The keys beside a lock must be its own, whatever braces its name has.
 #[tokio::test(flavor = "multi_thread")]
-async fn names_with_odd_braces_have_nothing_in_common() {
+async fn names_with_unusual_braces_are_independent() {
     for (prefix, one, other) in [
         ("lockset:", "{lockset:foo}", "foo}:lockset:{lockset:foo"),
         ("", "{a}", "a}:{a"),
@@ -85,7 +85,7 @@ async fn names_with_odd_braces_have_nothing_in_common() {
 
 /// Nobody closes a connection to a server that becomes a replica, and a master again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_was_a_replica_meanwhile_gives_no_token_again() {
+async fn a_server_that_was_a_replica_reuses_no_token() {
     let (first, second) = (RedisServer::start(), RedisServer::start());
     let (ours, theirs) = (engine(&first.url()).await, engine(&second.url()).await);
     let take = async |redis: &Redis| {
@@ -108,7 +108,7 @@ async fn a_server_that_was_a_replica_meanwhile_gives_no_token_again() {
 
 /// It is told of its grant, and nobody believes or renews it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_who_is_heard_but_dead_costs_the_first_lease_that_was_asked_for() {
+async fn a_dead_waiter_with_an_open_connection_delays_by_the_requested_first_lease() {
     let server = RedisServer::start();
     let first_lease = Duration::from_secs(1);
     let options = || RedisOptions { url: server.url(), first_lease, ..RedisOptions::default() };
@@ -203,25 +203,25 @@ async fn fence_lost(
 
 /// The fence is lost (idle for long, evicted) while a fresh lock is held, then somebody queues.
 #[tokio::test]
-async fn a_fence_that_expired_does_not_cost_the_hand_off() {
+async fn an_expired_fence_does_not_break_the_handoff() {
     let (served, after, _) = fence_lost(true, false).await;
     assert!(served && after < Duration::from_millis(500), "served after {after:?}");
 }
 
 #[tokio::test]
-async fn a_fence_that_was_evicted_does_not_cost_the_lock() {
+async fn an_evicted_fence_does_not_lose_the_lock() {
     let (_, _, renewed) = fence_lost(false, false).await;
     assert!(renewed[0].is_ok(), "{renewed:?}");
 }
 
 #[tokio::test]
-async fn a_fence_that_stays_hands_over_at_once() {
+async fn with_an_intact_fence_the_handoff_is_immediate() {
     let (served, after, renewed) = fence_lost(false, true).await;
     assert!(served && after < Duration::from_millis(500) && renewed[0].is_ok());
 }
 
 #[tokio::test]
-async fn a_fence_is_kept_for_as_many_days_as_told() {
+async fn a_fence_is_kept_for_the_configured_days() {
     let server = RedisServer::start();
     let day = 86_400_000_u64;
     for (options, days) in [("", 7), ("?fence_idle=2", 2), ("?fence_idle=3650", 3650)] {
@@ -240,14 +240,14 @@ async fn a_fence_is_kept_for_as_many_days_as_told() {
     for wrong in ["0", "3651", "7d", "-1", ""] {
         let url = format!("{}?fence_idle={wrong}", server.url());
         let refused = lockset::Lockset::connect(&url).await.unwrap_err();
-        steps::assert_told(&refused, &["a number of days"], false);
+        steps::assert_error(&refused, &["a number of days"], false);
     }
 }
 
 /// The clock cannot help, for it says what it said an hour ago: tokens grow by what was written.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_grow_over_a_restart_although_the_clock_goes_back() {
-    let skew = Skew::new();
+    let skew = ClockSkew::new();
     let server = RedisServer::start_skewed(&skew, DURABLE);
     let time = || server.ask(&["TIME"]).lines().next().unwrap().parse::<u64>().unwrap();
     let ours = steps::client(&server.url(), TTL).await;
@@ -274,7 +274,7 @@ async fn tokens_grow_over_a_restart_although_the_clock_goes_back() {
 
 /// The same, as users see it.
 #[tokio::test]
-async fn releases_of_a_busy_process_are_told_as_done() {
+async fn releases_of_a_busy_process_report_success() {
     let server = RedisServer::start();
     let builder = || lockset::Lockset::builder(&server.url()).ttl(TTL);
     let (ours, theirs) = (builder().connect().await.unwrap(), builder().connect().await.unwrap());
@@ -309,7 +309,7 @@ async fn releases_of_a_busy_process_are_told_as_done() {
 
 /// What one marked name costs the others in a contenders.
 #[tokio::test]
-async fn one_marked_name_does_not_cost_a_crowd_its_speed() {
+async fn one_name_with_a_tombstone_does_not_slow_a_batch() {
     let server = RedisServer::start();
     let redis = engine(&server.url()).await;
     for marked in [false, true] {
@@ -328,9 +328,9 @@ async fn one_marked_name_does_not_cost_a_crowd_its_speed() {
     }
 }
 
-/// Alone and in a contenders, above what the fence says and below it.
+/// ExclusiveLock and in a contenders, above what the fence says and below it.
 #[tokio::test]
-async fn floors_are_exact_also_for_those_who_travel_together() {
+async fn floors_are_exact_in_a_batch() {
     let server = RedisServer::start();
     let redis = engine(&server.url()).await;
     let far = Token::new(1 << 52);
@@ -357,7 +357,7 @@ async fn floors_are_exact_also_for_those_who_travel_together() {
 
 /// A claim was withdrawn on this name: others are not slower for it, and it is still refused.
 #[tokio::test]
-async fn a_mark_concerns_its_claim_only() {
+async fn a_tombstone_affects_its_claim_only() {
     let server = RedisServer::start();
     let redis = engine(&server.url()).await;
     let (first, withdrawn, other) = (claim("n"), claim("n"), claim("n"));
@@ -442,7 +442,7 @@ async fn a_raise_may_be_repeated() {
 
 /// Names that are another name's companions.
 #[tokio::test]
-async fn a_name_that_could_be_a_key_beside_another_is_refused() {
+async fn a_name_that_collides_with_an_auxiliary_key_is_refused() {
     let server = RedisServer::start();
     for (prefix, name, beside) in [("", "x", "{x}:fence"), ("{app}:", "x", "{app}:x:fence")] {
         let options =
@@ -455,7 +455,7 @@ async fn a_name_that_could_be_a_key_beside_another_is_refused() {
 }
 
 #[tokio::test]
-async fn a_prefix_with_a_bar_is_refused_or_works() {
+async fn a_prefix_with_a_vertical_bar_is_refused_or_works() {
     let server = RedisServer::start();
     let options =
         RedisOptions { url: server.url(), prefix: "a|b:".into(), ..RedisOptions::default() };
@@ -474,7 +474,7 @@ async fn a_prefix_with_a_bar_is_refused_or_works() {
 
 /// The drift of a fixed lease that was handed over.
 #[tokio::test]
-async fn a_handed_over_fixed_lease_gives_up_its_whole_drift() {
+async fn a_handed_over_fixed_lease_subtracts_its_whole_drift() {
     let server = RedisServer::start();
     let redis = engine(&server.url()).await;
     let long = Duration::from_secs(3600);
@@ -494,7 +494,7 @@ async fn a_handed_over_fixed_lease_gives_up_its_whole_drift() {
 
 /// One frozen node of a cluster, waiters at another.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_node_does_not_cost_places_at_others() {
+async fn a_frozen_node_does_not_lose_queue_entries_at_others() {
     assert_eq!(fewest_waiters(false).await, 1, "the control");
     assert_eq!(fewest_waiters(true).await, 1);
 }
@@ -532,7 +532,7 @@ async fn fewest_waiters(freeze: bool) -> usize {
 
 /// One frozen node of a cluster, locks held at another.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_node_does_not_cost_locks_at_others() {
+async fn a_frozen_node_does_not_lose_locks_at_others() {
     for freeze in [false, true] {
         let cluster = RedisCluster::start_with(0, &["--cluster-node-timeout", "60000"]);
         let ttl = Duration::from_secs(4);
@@ -563,11 +563,11 @@ async fn a_foreign_key_does_not_break_listing() {
 
 /// A connection beside the main one that goes silent.
 #[test]
-fn a_silent_connection_beside_is_given_up() {
-    let home = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+fn a_silent_connection_of_another_runtime_is_closed() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
-    let redis = home.block_on(engine(&server.url_through(&proxy)));
+    let redis = runtime.block_on(engine(&server.url_through(&proxy)));
     let here = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     here.block_on(async {
         for n in 0..80 {
@@ -581,7 +581,7 @@ fn a_silent_connection_beside_is_given_up() {
         tokio::time::timeout(Duration::from_secs(12), redis.acquire(&claim("x"), Wait::Forever))
             .await
     });
-    home.block_on(async {
+    runtime.block_on(async {
         redis.acquire(&claim("y"), Wait::No).await.unwrap().unwrap();
     });
     assert!(taken.is_ok(), "no lock within 12 s while the server answers");
@@ -590,7 +590,7 @@ fn a_silent_connection_beside_is_given_up() {
 /// A request of the first holder that was not answered may arrive when the lock has gone on by a
 /// ticket, whose new holder knows nothing of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_late_request_of_a_claim_that_was_passed_on_takes_nothing() {
+async fn a_late_request_of_an_adopted_claim_acquires_nothing() {
     let server = RedisServer::start();
     let (ours, theirs) = (engine(&server.url()).await, engine(&server.url()).await);
     let [first, successor] =
@@ -606,7 +606,7 @@ async fn a_late_request_of_a_claim_that_was_passed_on_takes_nothing() {
 /// The inbox of a holder is written with its lock. In a cluster it lies in a slot, which can move
 /// as the lock's own can.
 #[tokio::test(flavor = "multi_thread")]
-async fn renewals_bring_the_inbox_along() {
+async fn a_renewal_registers_the_inbox_of_its_client() {
     let server = RedisServer::start();
     let (ours, theirs) = (engine(&server.url()).await, engine(&server.url()).await);
     let mut signals = theirs.events();

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use lockset::Lockset;
 use lockset_testkit::stage::{RedisCluster, RedisServer};
-use lockset_testkit::steps::{client, lock, served, state_with, until, waiter, within};
+use lockset_testkit::steps::{
+    await_lock_state, await_served, client, lock, spawn_waiter, until, within,
+};
 
 /// Signs of life are rare, and nothing runs out.
 const TTL: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_names_are_waited_for_over_one_connection() {
+async fn waiters_for_a_hundred_names_share_one_connection() {
     let server = RedisServer::start();
     let theirs = client(&server.url(), TTL).await;
     let names: Vec<String> = (0..100).map(|number| format!("n{number}")).collect();
@@ -24,13 +26,13 @@ async fn a_hundred_names_are_waited_for_over_one_connection() {
     let ours = client(&server.url(), TTL).await;
     let mut waiting = Vec::new();
     for name in &names {
-        waiting.push(waiter(&ours, name).await);
+        waiting.push(spawn_waiter(&ours, name).await);
     }
     assert_eq!(server.listeners(), 2, "whoever waits has one, too");
     assert_eq!(server.ask(&["PUBSUB", "CHANNELS"]).lines().count(), 2, "an inbox each");
     for (guard, waiting) in guards.into_iter().zip(waiting) {
         guard.release().await.unwrap();
-        served(SOON, waiting).await.release().await.unwrap();
+        await_served(SOON, waiting).await.release().await.unwrap();
     }
     assert_eq!(server.listeners(), 2);
 }
@@ -45,14 +47,14 @@ fn line_up(clients: &[Lockset], name: &str, count: u64) -> Vec<tokio::task::Join
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hand_over_costs_one_script_and_one_letter() {
+async fn a_handoff_takes_one_script_and_one_message() {
     let server = RedisServer::start();
     let url = server.url();
     let clients = [client(&url, TTL).await, client(&url, TTL).await, client(&url, TTL).await];
     let first = lock(&client(&url, TTL).await, "wanted").await;
     let count = 128;
     let waiters = line_up(&clients, "wanted", count);
-    state_with(&clients[0], "wanted", |state| state.waiters.len() >= clients.len()).await;
+    await_lock_state(&clients[0], "wanted", |state| state.waiters.len() >= clients.len()).await;
     let before = (server.calls("publish"), server.calls("evalsha"));
     first.release().await.unwrap();
     for waiter in waiters {
@@ -70,7 +72,7 @@ async fn in_a_cluster_the_inbox_is_a_channel_of_one_shard() {
     let cluster = RedisCluster::start();
     let (ours, theirs) = (client(&cluster.url(), TTL).await, client(&cluster.url(), TTL).await);
     let guard = lock(&ours, "sharded").await;
-    let waiting = waiter(&theirs, "sharded").await;
+    let waiting = spawn_waiter(&theirs, "sharded").await;
     let owner = &cluster.nodes()[cluster.owner(cluster.slot_of("lockset:sharded"))];
     let all = |kind: &str| -> Vec<String> {
         let nodes = cluster.nodes().iter();
@@ -90,7 +92,7 @@ async fn in_a_cluster_the_inbox_is_a_channel_of_one_shard() {
     assert_eq!(all("CHANNELS"), Vec::<String>::new());
     let before = (owner.calls("spublish"), owner.calls("publish"));
     guard.release().await.unwrap();
-    served(SOON, waiting).await.release().await.unwrap();
+    await_served(SOON, waiting).await.release().await.unwrap();
     until("it was counted", || owner.calls("spublish") > before.0);
     assert_eq!((owner.calls("spublish"), owner.calls("publish")), (before.0 + 1, before.1));
 }

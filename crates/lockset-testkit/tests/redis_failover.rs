@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use lockset::{Guard, Lockset, State};
 use lockset_testkit::contenders::Contenders;
 use lockset_testkit::stage::RedisSentinel;
-use lockset_testkit::steps::{client, confirmed, lock, lost, served, until, waiter, within};
+use lockset_testkit::steps::{
+    await_confirmed, await_lost, await_served, client, lock, spawn_waiter, until, within,
+};
 use rustix::process::Signal;
 use tokio::task::JoinHandle;
 
@@ -64,7 +66,7 @@ async fn a_kept_guard_goes_on(end_master: fn(&RedisSentinel) -> usize) {
     let guard = Arc::new(lock(&client(&url, TTL).await, "kept").await);
     let rival = Rival::of(&guard, client(&url, TTL).await);
     end_master(&servers);
-    confirmed(FOLLOWED, &guard).await;
+    await_confirmed(FOLLOWED, &guard).await;
     assert_eq!(guard.state(), State::Held);
     let holds = holder(&servers, "kept");
     assert!(holds.starts_with(&guard.claim_id().to_string()), "the new master knows: {holds}");
@@ -80,37 +82,38 @@ async fn a_kept_guard_goes_on(end_master: fn(&RedisSentinel) -> usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kept_guard_goes_on_when_the_master_is_killed() {
+async fn a_renewed_guard_survives_a_killed_master() {
     a_kept_guard_goes_on(RedisSentinel::kill_master).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kept_guard_goes_on_when_the_master_stops() {
+async fn a_renewed_guard_survives_a_stopped_master() {
     a_kept_guard_goes_on(RedisSentinel::stop_master).await;
 }
 
 /// The old master is the only one who knows of the second's grant. The new one hands the lock on as
 /// if it had never been; then the second has been told, and its token is not given again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grant_that_a_failover_lost_is_told_and_its_token_does_not_come_again() {
+async fn a_grant_lost_by_a_failover_is_reported_and_its_token_is_not_reused() {
     let servers = RedisSentinel::start();
     let url = servers.url();
     let (ours, theirs, others) =
         (client(&url, TTL).await, client(&url, TTL).await, client(&url, TTL).await);
     let held = lock(&ours, "lost").await;
-    let (second, third) = (waiter(&theirs, "lost").await, waiter(&others, "lost").await);
+    let (second, third) =
+        (spawn_waiter(&theirs, "lost").await, spawn_waiter(&others, "lost").await);
     let old = servers.cut_off_master();
     held.release().await.unwrap();
-    let second = served(BY_SIGN_OF_LIFE, second).await;
+    let second = await_served(BY_SIGN_OF_LIFE, second).await;
     servers.lose_master(old);
-    lost(TTL + FOLLOWED, &second).await;
-    let third = served(TTL + FOLLOWED, third).await;
+    await_lost(TTL + FOLLOWED, &second).await;
+    let third = await_served(TTL + FOLLOWED, third).await;
     assert!(third.token() > second.token(), "{} after {}", third.token(), second.token());
 }
 
 /// Its lease is shorter than the failover: it is lost, and known to be, before anybody else holds.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_short_guard_is_told_by_its_deadline() {
+async fn a_guard_with_a_short_ttl_is_lost_by_its_deadline() {
     let servers = RedisSentinel::start();
     let (url, short) = (servers.url(), Duration::from_secs(1));
     let guard = Arc::new(lock(&client(&url, short).await, "short").await);
@@ -133,27 +136,28 @@ async fn a_short_guard_is_told_by_its_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn waiters_keep_their_places_and_tokens_grow() {
+async fn waiters_keep_their_order_and_tokens_grow() {
     let servers = RedisSentinel::start();
     let url = servers.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     let others = client(&url, TTL).await;
     let guard = lock(&ours, "line").await;
     let before = guard.token();
-    let (first, second) = (waiter(&theirs, "line").await, waiter(&others, "line").await);
+    let (first, second) =
+        (spawn_waiter(&theirs, "line").await, spawn_waiter(&others, "line").await);
     servers.kill_master();
-    confirmed(FOLLOWED, &guard).await;
+    await_confirmed(FOLLOWED, &guard).await;
     // Whoever does not listen yet is passed over, and keeps the place.
     let master = &servers.servers()[servers.master()];
     until("all listen again", || {
         master.ask(&["PUBSUB", "CHANNELS", "*inbox*"]).lines().count() == 3
     });
     guard.release().await.unwrap();
-    let guard = served(BY_SIGN_OF_LIFE, first).await;
+    let guard = await_served(BY_SIGN_OF_LIFE, first).await;
     assert!(!second.is_finished(), "the order was kept");
     let between = guard.token();
     guard.release().await.unwrap();
-    let guard = served(BY_SIGN_OF_LIFE, second).await;
+    let guard = await_served(BY_SIGN_OF_LIFE, second).await;
     assert!(before < between && between < guard.token(), "tokens grow");
     guard.release().await.unwrap();
     let last = lock(&client(&url, TTL).await, "line").await;
@@ -162,39 +166,39 @@ async fn waiters_keep_their_places_and_tokens_grow() {
 
 /// A release that finds no master is not forgotten: the waiter has the lock when one is there.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_in_the_middle_of_a_failover_is_made_up_for() {
+async fn a_release_during_a_failover_is_retried() {
     let servers = RedisSentinel::start();
     let url = servers.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     let guard = lock(&ours, "dropped").await;
-    let waiting = waiter(&theirs, "dropped").await;
+    let waiting = spawn_waiter(&theirs, "dropped").await;
     let old = servers.stop_master();
     drop(guard);
-    served(TTL + FOLLOWED, waiting).await.release().await.unwrap();
+    await_served(TTL + FOLLOWED, waiting).await.release().await.unwrap();
     servers.resume(old);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crowd_is_served_through_failovers_and_never_two_at_once() {
+async fn contenders_are_served_through_failovers_and_never_two_at_once() {
     let servers = RedisSentinel::start();
     let url = servers.url();
     let ttl = Duration::from_secs(4);
     let clients = [client(&url, ttl).await, client(&url, ttl).await, client(&url, ttl).await];
-    let contenders = Contenders::gather(&clients, 4, &["contenders/1", "contenders/2"]);
-    contenders.served(50, FOLLOWED).await;
+    let contenders = Contenders::start(&clients, 4, &["contenders/1", "contenders/2"]);
+    contenders.wait_served(50, FOLLOWED).await;
     let killed = servers.kill_master();
-    contenders.served(50, FOLLOWED * 2).await;
+    contenders.wait_served(50, FOLLOWED * 2).await;
     servers.bring_back(killed);
-    contenders.served(50, FOLLOWED).await;
+    contenders.wait_served(50, FOLLOWED).await;
     let stopped = servers.stop_master();
-    contenders.served(50, FOLLOWED * 2).await;
+    contenders.wait_served(50, FOLLOWED * 2).await;
     servers.resume(stopped);
-    contenders.served(50, FOLLOWED).await;
-    contenders.part().await;
+    contenders.wait_served(50, FOLLOWED).await;
+    contenders.stop_and_check().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sentinel_that_does_not_answer_does_not_matter() {
+async fn an_unresponsive_sentinel_does_not_matter() {
     let servers = RedisSentinel::start();
     let url = servers.url();
     let ours = client(&url, TTL).await;
@@ -202,11 +206,11 @@ async fn a_sentinel_that_does_not_answer_does_not_matter() {
     // The first in the list.
     servers.sentinels()[0].signal(Signal::STOP);
     let theirs = within(FOLLOWED, "a connection", client(&url, TTL)).await;
-    let waiting = waiter(&theirs, "silent").await;
+    let waiting = spawn_waiter(&theirs, "silent").await;
     servers.kill_master();
-    confirmed(FOLLOWED, &guard).await;
+    await_confirmed(FOLLOWED, &guard).await;
     guard.release().await.unwrap();
-    served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
     let others = within(FOLLOWED, "a connection", client(&url, TTL)).await;
     lock(&others, "silent").await.release().await.unwrap();
 }
@@ -220,7 +224,7 @@ async fn the_old_master_is_not_used_when_it_comes_back() {
     let guard = Arc::new(lock(&ours, "returned").await);
     servers.sentinels()[0].signal(Signal::STOP);
     let old = servers.kill_master();
-    confirmed(FOLLOWED, &guard).await;
+    await_confirmed(FOLLOWED, &guard).await;
     let rival = Rival::of(&guard, theirs);
     let (old, new) = (&servers.servers()[old], &servers.servers()[servers.master()]);
     old.restart();
@@ -230,7 +234,7 @@ async fn the_old_master_is_not_used_when_it_comes_back() {
         new.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         new.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
         let newcomer = within(FOLLOWED, "a connection", client(&url, TTL)).await;
-        confirmed(FOLLOWED, &guard).await;
+        await_confirmed(FOLLOWED, &guard).await;
         assert!(newcomer.mutex("returned").unwrap().try_lock().await.unwrap().is_none());
     }
     until("it follows", || old.ask(&["ROLE"]).starts_with("slave"));
@@ -238,12 +242,12 @@ async fn the_old_master_is_not_used_when_it_comes_back() {
     let scripts = ["cmdstat_eval", "cmdstat_evalsha", "cmdstat_fcall"];
     assert!(!scripts.iter().any(|script| done.contains(script)), "it was used: {done}");
     rival.leave().await;
-    confirmed(FOLLOWED, &guard).await;
+    await_confirmed(FOLLOWED, &guard).await;
 }
 
 /// Clients of a stopped master may still be connected to it when it goes on.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_stopped_master_answers_late_is_not_believed() {
+async fn late_replies_of_a_stopped_master_are_ignored() {
     let servers = RedisSentinel::start();
     let url = servers.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
@@ -259,17 +263,17 @@ async fn what_a_stopped_master_answers_late_is_not_believed() {
     let first = Arc::new(first);
     let rival = Rival::of(&first, theirs);
     servers.resume(old);
-    confirmed(FOLLOWED, &first).await;
+    await_confirmed(FOLLOWED, &first).await;
     rival.leave().await;
     assert_eq!(first.state(), State::Held);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_without_a_master_or_a_name_is_told() {
+async fn a_missing_master_or_unknown_service_is_reported() {
     let servers = RedisSentinel::start();
     let unknown = servers.url().replace("/locks", "/nobody");
     let error = within(FOLLOWED, "a refusal", Lockset::connect(&unknown)).await.unwrap_err();
-    let text = lockset_testkit::steps::told(&error);
+    let text = lockset_testkit::steps::error_chain(&error);
     assert!(text.contains("nobody"), "it names the service: {text}");
     servers.sentinels().iter().for_each(|sentinel| sentinel.signal(Signal::STOP));
     let url = servers.url();

@@ -10,9 +10,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lockset::{Guard, Lockset};
-use lockset_testkit::python::Python;
+use lockset_testkit::python::PythonPeer;
 use lockset_testkit::stage::{RedisCluster, RedisSentinel, RedisServer};
-use lockset_testkit::steps::{is_free, lock, served, waiter};
+use lockset_testkit::steps::{await_served, is_free, lock, spawn_waiter};
 
 /// Signs of life then come every 500 ms.
 const TTL: Duration = Duration::from_secs(3);
@@ -27,7 +27,7 @@ struct Meeting {
     server: RedisServer,
     ours: Lockset,
     others: Lockset,
-    peer: Python,
+    peer: PythonPeer,
 }
 
 impl Meeting {
@@ -49,13 +49,13 @@ async fn client(server: &RedisServer) -> Lockset {
     Lockset::builder(&url).ttl(TTL).connect().await.unwrap()
 }
 
-fn peer(kind: &str, server: &RedisServer) -> Python {
+fn peer(kind: &str, server: &RedisServer) -> PythonPeer {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/peers.py");
-    Python::start(&program, &[kind, &server.port().to_string()])
+    PythonPeer::start(&program, &[kind, &server.port().to_string()])
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_holds_excludes_us_until_it_gives_back() {
+async fn a_lock_held_by_a_peer_excludes_us_until_it_is_released() {
     for kind in PEERS {
         let mut at = Meeting::with(kind).await;
         at.expect("acquire jobs/42 20000", "yes");
@@ -64,13 +64,14 @@ async fn a_peer_that_holds_excludes_us_until_it_gives_back() {
         assert!(reader.is_none(), "{kind} excludes readers");
         let permit = at.ours.semaphore("jobs/42", 2).unwrap().try_acquire(1).await;
         assert!(!matches!(permit, Ok(Some(_))), "{kind} excludes permits");
-        let (first, second) = (waiter(&at.ours, "jobs/42").await, waiter(&at.others, "jobs/42"));
+        let (first, second) =
+            (spawn_waiter(&at.ours, "jobs/42").await, spawn_waiter(&at.others, "jobs/42"));
         let second = second.await;
         at.expect("release jobs/42", "yes");
-        let guard = served(BY_SIGN_OF_LIFE, first).await;
+        let guard = await_served(BY_SIGN_OF_LIFE, first).await;
         at.expect("acquire jobs/42 20000", "no");
         guard.release().await.unwrap();
-        let guard = served(SOON, second).await;
+        let guard = await_served(SOON, second).await;
         at.expect("acquire jobs/42 20000", "no");
         guard.release().await.unwrap();
         at.expect("acquire jobs/42 20000", "yes");
@@ -78,25 +79,25 @@ async fn a_peer_that_holds_excludes_us_until_it_gives_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_lock_of_a_peer_that_vanished_is_ours_when_its_time_is_over() {
+async fn the_lock_of_a_vanished_peer_is_acquired_when_it_expires() {
     for kind in PEERS {
         let mut at = Meeting::with(kind).await;
         at.expect("acquire vanished 1200", "yes");
-        let waiting = waiter(&at.ours, "vanished").await;
-        served(Duration::from_millis(1200) + SOON, waiting).await.release().await.unwrap();
+        let waiting = spawn_waiter(&at.ours, "vanished").await;
+        await_served(Duration::from_millis(1200) + SOON, waiting).await.release().await.unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_extends_its_lock_keeps_it() {
+async fn a_peer_keeps_a_lock_that_it_extends() {
     for kind in PEERS {
         let mut at = Meeting::with(kind).await;
         at.expect("acquire extended 1000", "yes");
-        let mut waiting = waiter(&at.ours, "extended").await;
+        let mut waiting = spawn_waiter(&at.ours, "extended").await;
         at.expect("extend extended 4000", "yes");
         let early = tokio::time::timeout(Duration::from_millis(2500), &mut waiting).await;
         assert!(early.is_err(), "{kind}: its first time to live was believed");
-        let guard = served(Duration::from_millis(1500) + SOON, waiting).await;
+        let guard = await_served(Duration::from_millis(1500) + SOON, waiting).await;
         let late = at.peer.ask("extend extended 4000");
         assert!(["no", "LockNotOwnedError"].contains(&late.as_str()), "{kind}: {late}");
         guard.confirm().await.unwrap();
@@ -104,15 +105,15 @@ async fn a_peer_that_extends_its_lock_keeps_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_without_an_end_keeps_its_lock_until_it_gives_back() {
+async fn a_peer_keeps_a_lock_without_expiry_until_it_releases() {
     let mut at = Meeting::with("redis-py").await;
     at.expect("acquire endless -", "yes");
-    let mut waiting = waiter(&at.ours, "endless").await;
+    let mut waiting = spawn_waiter(&at.ours, "endless").await;
     let early = tokio::time::timeout(TTL + SOON, &mut waiting).await;
     assert!(early.is_err(), "it was taken from its holder");
     assert_eq!(at.server.ask(&["PTTL", "endless"]), "-1", "it was given an end");
     at.expect("release endless", "yes");
-    served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
 }
 
 /// The ways in which we can hold a lock.
@@ -122,9 +123,9 @@ async fn holds(at: &Meeting, how: &str) -> Guard {
         "taken" => lock(&at.ours, name).await,
         "handed over" => {
             let guard = lock(&at.others, name).await;
-            let waiting = waiter(&at.ours, name).await;
+            let waiting = spawn_waiter(&at.ours, name).await;
             guard.release().await.unwrap();
-            served(SOON, waiting).await
+            await_served(SOON, waiting).await
         }
         "renewed" => {
             let guard = lock(&at.ours, name).await;
@@ -144,7 +145,7 @@ async fn holds(at: &Meeting, how: &str) -> Guard {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn we_exclude_peers_however_we_hold() {
+async fn every_kind_of_our_locks_excludes_peers() {
     for kind in PEERS {
         let mut at = Meeting::with(kind).await;
         let mut ways = vec!["taken", "handed over", "read", "downgraded", "permit"];
@@ -153,21 +154,23 @@ async fn we_exclude_peers_however_we_hold() {
         for how in ways {
             let guard = holds(&at, how).await;
             assert_eq!(at.peer.ask("acquire held 20000"), "no", "{kind}, {how}");
-            at.peer.say("wait held 20000 10");
+            at.peer.send("wait held 20000 10");
             guard.confirm().await.unwrap();
             guard.release().await.unwrap();
-            assert_eq!(at.peer.hear(), "yes", "{kind}, {how}: it waited for our release");
+            assert_eq!(at.peer.receive(), "yes", "{kind}, {how}: it waited for our release");
             assert_eq!(at.peer.ask("release held"), "yes", "{kind}, {how}: it is its own");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_cannot_give_back_or_extend_what_became_ours() {
+async fn a_peer_cannot_release_or_extend_our_lock() {
     for kind in PEERS {
         let mut at = Meeting::with(kind).await;
         at.expect("acquire late 200", "yes");
-        let guard = served(Duration::from_millis(200) + SOON, waiter(&at.ours, "late").await).await;
+        let guard =
+            await_served(Duration::from_millis(200) + SOON, spawn_waiter(&at.ours, "late").await)
+                .await;
         let refused = if kind == "redis-py" { "LockNotOwnedError" } else { "no" };
         at.expect("extend late 20000", refused);
         at.expect("release late", refused);
@@ -177,7 +180,7 @@ async fn a_peer_cannot_give_back_or_extend_what_became_ours() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn we_cannot_give_back_or_renew_what_became_a_peers() {
+async fn we_cannot_release_or_renew_the_lock_of_a_peer() {
     for kind in PEERS {
         let mut at = Meeting::with(kind).await;
         let (released, renewed) = (lock(&at.ours, "late").await, lock(&at.ours, "later").await);
@@ -194,7 +197,7 @@ async fn we_cannot_give_back_or_renew_what_became_a_peers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_looks_sees_that_a_peer_holds() {
+async fn inspect_shows_that_a_peer_holds() {
     for kind in PEERS {
         let mut at = Meeting::with(kind).await;
         at.expect("acquire seen 20000", "yes");
@@ -244,12 +247,12 @@ async fn woken(what: &str, ours: &Lockset, mut turn: impl FnMut(bool)) {
     let mut times = Vec::new();
     for _ in 0..RELEASES {
         turn(true);
-        let waiting = waiter(ours, "woken").await;
+        let waiting = spawn_waiter(ours, "woken").await;
         // At another time between two heartbeats each.
         tokio::time::sleep(Duration::from_millis(17 * times.len() as u64 % 300)).await;
         let released = Instant::now();
         turn(false);
-        let guard = served(BY_SIGN_OF_LIFE, waiting).await;
+        let guard = await_served(BY_SIGN_OF_LIFE, waiting).await;
         times.push(released.elapsed());
         guard.release().await.unwrap();
     }
@@ -302,7 +305,7 @@ async fn a_waiter_is_woken_by_a_foreign_release_in_a_cluster() {
 
 /// Ours wait in line and theirs ask again and again, and some of ours do as they do.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_that_both_count_is_lost() {
+async fn a_counter_shared_with_peers_loses_no_update() {
     const EACH: u64 = 20;
     let at = Meeting::with("redis-py").await;
     let folder = tempfile::tempdir().unwrap();
@@ -310,7 +313,7 @@ async fn nothing_that_both_count_is_lost() {
     std::fs::write(&file, "0").unwrap();
     let order = format!("count counted {} {EACH}", file.display());
     let mut peers: Vec<_> = PEERS.iter().map(|kind| peer(kind, &at.server)).collect();
-    peers.iter_mut().for_each(|peer| peer.say(&order));
+    peers.iter_mut().for_each(|peer| peer.send(&order));
     let clients = [(&at.ours, true), (&at.ours, false), (&at.others, true), (&at.others, false)];
     let ours = clients.map(|(locks, in_line)| {
         let (mutex, file) = (locks.mutex("counted").unwrap(), file.clone());
@@ -336,7 +339,8 @@ async fn nothing_that_both_count_is_lost() {
     for task in ours {
         task.await.unwrap();
     }
-    let theirs = tokio::task::block_in_place(|| peers.iter_mut().all(|peer| peer.hear() == "yes"));
+    let theirs =
+        tokio::task::block_in_place(|| peers.iter_mut().all(|peer| peer.receive() == "yes"));
     assert!(theirs, "a peer waited too long");
     let count: u64 = std::fs::read_to_string(&file).unwrap().parse().unwrap();
     assert_eq!(count, EACH * (clients.len() + PEERS.len()) as u64);

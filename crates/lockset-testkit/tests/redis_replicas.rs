@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use lockset::{Guard, LockOptions, Lockset, Replicas};
 use lockset_testkit::stage::{RedisCluster, RedisSentinel, RedisServer};
 use lockset_testkit::steps::{
-    assert_told, client, is_free, lock, served, state_with, until, waiter, within,
+    assert_error, await_lock_state, await_served, client, is_free, lock, spawn_waiter, until,
+    within,
 };
 use rustix::process::Signal;
 use tokio::task::JoinHandle;
@@ -60,24 +61,24 @@ async fn try_with(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn too_few_replicas_refuse_and_leave_nothing() {
+async fn with_too_few_replicas_a_lock_is_refused_and_leaves_nothing() {
     let at = Scene::new().await;
     at.replica(Signal::STOP);
     let refused = try_with(&at.ours, "refused", Replicas::AtLeast(2)).await.unwrap_err();
-    assert_told(&refused, &["1 of the 2 replicas"], true);
+    assert_error(&refused, &["1 of the 2 replicas"], true);
     until("it is withdrawn", || at.master().ask(&["GET", "lockset:refused"]).is_empty());
     let theirs = client(&at.servers.url(), TTL).await;
     assert!(is_free(&theirs, "refused").await);
-    state_with(&theirs, "refused", |state| !state.is_used()).await;
+    await_lock_state(&theirs, "refused", |state| !state.is_used()).await;
     at.replica(Signal::CONT);
     let guard = try_with(&at.ours, "refused", Replicas::AtLeast(2)).await.unwrap();
     guard.expect("all replicas answer again").release().await.unwrap();
     let never = try_with(&at.ours, "refused", Replicas::AtLeast(3)).await.unwrap_err();
-    assert_told(&never, &["2 of the 3 replicas"], true);
+    assert_error(&never, &["2 of the 3 replicas"], true);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn locks_without_a_policy_are_not_stalled() {
+async fn locks_without_a_replica_policy_are_not_stalled() {
     let at = Scene::new().await;
     let kept = lock(&at.ours, "kept").await;
     at.replica(Signal::STOP);
@@ -99,7 +100,7 @@ async fn locks_without_a_policy_are_not_stalled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_majority_does_without_one_replica() {
+async fn a_majority_is_reached_without_one_replica() {
     let at = Scene::new().await;
     at.replica(Signal::STOP);
     let before = at.waits();
@@ -112,12 +113,12 @@ async fn a_majority_does_without_one_replica() {
     assert!(at.waits() > before, "it is the URL's policy");
     at.servers.servers()[1].signal(Signal::STOP);
     let refused = try_with(&at.ours, "most", Replicas::Majority).await.unwrap_err();
-    assert_told(&refused, &["0 of the 1 replicas"], true);
+    assert_error(&refused, &["0 of the 1 replicas"], true);
 }
 
 /// Replicas that ended are missing, not forgotten.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_majority_is_one_of_all_that_there_were() {
+async fn a_majority_is_counted_over_all_known_replicas() {
     let at = Scene::new().await;
     at.servers.servers()[1].kill();
     at.servers.servers()[2].kill();
@@ -127,46 +128,46 @@ async fn a_majority_is_one_of_all_that_there_were() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_is_handed_over_is_waited_for_too() {
+async fn a_handed_over_lock_waits_for_replicas_too() {
     let at = Scene::new().await;
     let theirs = client(&at.servers.url(), TTL).await;
     let guard = lock(&theirs, "handed").await;
     let waiting = begin(&at.ours, "handed", Replicas::AtLeast(2));
-    state_with(&theirs, "handed", |state| state.waiters.len() == 1).await;
+    await_lock_state(&theirs, "handed", |state| state.waiters.len() == 1).await;
     let before = at.waits();
     guard.release().await.unwrap();
-    let guard = served(SOON, waiting).await;
+    let guard = await_served(SOON, waiting).await;
     assert!(at.waits() > before, "it waited for the replicas");
     guard.release().await.unwrap();
 }
 
 /// It is handed over on to whoever is next, and not kept until its lease ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hand_over_that_too_few_have_goes_on_to_the_next() {
+async fn a_handoff_with_too_few_replicas_passes_on_to_the_next_waiter() {
     let at = Scene::new().await;
     let (theirs, last) =
         (client(&at.servers.url(), TTL).await, client(&at.servers.url(), TTL).await);
     let guard = lock(&theirs, "passed").await;
     let picky = begin(&at.ours, "passed", Replicas::AtLeast(2));
-    state_with(&theirs, "passed", |state| state.waiters.len() == 1).await;
-    let waiting = waiter(&last, "passed").await;
+    await_lock_state(&theirs, "passed", |state| state.waiters.len() == 1).await;
+    let waiting = spawn_waiter(&last, "passed").await;
     at.replica(Signal::STOP);
     guard.release().await.unwrap();
     let refused = within(ANSWERED, "an answer", picky).await.unwrap().unwrap_err();
-    assert_told(&refused, &["1 of the 2 replicas"], true);
-    served(SOON * 2, waiting).await.release().await.unwrap();
+    assert_error(&refused, &["1 of the 2 replicas"], true);
+    await_served(SOON * 2, waiting).await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_policy_nothing_is_waited_for() {
+async fn without_a_policy_no_replica_is_waited_for() {
     let at = Scene::new().await;
     let theirs = client(&at.servers.url(), TTL).await;
     let before = at.waits();
     let guard = lock(&at.ours, "plain").await;
-    let waiting = waiter(&theirs, "plain").await;
+    let waiting = spawn_waiter(&theirs, "plain").await;
     guard.confirm().await.unwrap();
     guard.release().await.unwrap();
-    served(SOON, waiting).await.release().await.unwrap();
+    await_served(SOON, waiting).await.release().await.unwrap();
     let none = try_with(&at.ours, "plain", Replicas::None).await.unwrap().expect("it is free");
     none.release().await.unwrap();
     at.ours.rwlock("read").unwrap().read().await.unwrap().release().await.unwrap();
@@ -174,25 +175,25 @@ async fn without_a_policy_nothing_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn readers_and_permits_are_waited_for_too() {
+async fn readers_and_permits_wait_for_replicas_too() {
     let at = Scene::new().await;
     at.replica(Signal::STOP);
     let options = || LockOptions::default().replicas(Replicas::AtLeast(2));
     let readers = at.ours.rwlock("read").unwrap().with(options()).unwrap();
     let refused = within(ANSWERED, "an answer", readers.try_read()).await.unwrap_err();
-    assert_told(&refused, &["1 of the 2 replicas"], true);
+    assert_error(&refused, &["1 of the 2 replicas"], true);
     let permits = at.ours.semaphore("permits", 2).unwrap().with(options()).unwrap();
     let refused = within(ANSWERED, "an answer", permits.try_acquire(1)).await.unwrap_err();
-    assert_told(&refused, &["1 of the 2 replicas"], true);
+    assert_error(&refused, &["1 of the 2 replicas"], true);
     let theirs = client(&at.servers.url(), TTL).await;
     for name in ["read", "permits"] {
-        state_with(&theirs, name, |state| !state.is_used()).await;
+        await_lock_state(&theirs, name, |state| !state.is_used()).await;
     }
 }
 
 /// However many ask at once, the server is not flooded with connections.
 #[tokio::test(flavor = "multi_thread")]
-async fn many_that_wait_for_a_replica_share_few_connections() {
+async fn many_waits_for_replicas_share_few_connections() {
     let at = Scene::new().await;
     let locks = client(&format!("{}?replicas=1", at.servers.url()), TTL).await;
     let names: Vec<String> = (0..200).map(|n| format!("n{n}")).collect();
@@ -246,17 +247,17 @@ async fn in_a_cluster_the_replica_of_a_name_is_waited_for() {
     let before = at.master().calls("wait");
     let guard = lock(&ours, &at.names[0]).await;
     assert!(at.master().calls("wait") > before, "it waited for the replica");
-    let waiting = waiter(&theirs, &at.names[0]).await;
+    let waiting = spawn_waiter(&theirs, &at.names[0]).await;
     let before = at.master().calls("wait");
     guard.release().await.unwrap();
-    let next = served(SOON, waiting).await;
+    let next = await_served(SOON, waiting).await;
     assert!(at.master().calls("wait") > before, "a hand-over waits too");
     next.release().await.unwrap();
 }
 
 /// Only the names of its master are refused, and only for as long as it is gone.
 #[tokio::test(flavor = "multi_thread")]
-async fn in_a_cluster_a_replica_that_is_gone_refuses_its_names() {
+async fn in_a_cluster_a_missing_replica_affects_only_its_names() {
     let at = Shards::start();
     let ours = client(&format!("{}?replicas=1", at.cluster.url()), TTL).await;
     let plain = client(&at.cluster.url(), TTL).await;
@@ -268,7 +269,7 @@ async fn in_a_cluster_a_replica_that_is_gone_refuses_its_names() {
     let [gone, other] = at.names.each_ref().map(|name| ours.mutex(name).unwrap());
     for _ in 0..2 {
         let refused = within(ANSWERED, "an answer", gone.try_lock()).await.unwrap_err();
-        assert_told(&refused, &["0 of the 1 replicas"], true);
+        assert_error(&refused, &["0 of the 1 replicas"], true);
     }
     let key = format!("lockset:{}", at.names[0]);
     until("it is withdrawn", || at.master().ask(&["GET", &key]).is_empty());

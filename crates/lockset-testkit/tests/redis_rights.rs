@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use lockset::{Guard, Lockset, LossReason, State};
 use lockset_testkit::stage::RedisServer;
 use lockset_testkit::steps::{
-    assert_told, client, is_free, lock, lost, served, state_with, until, used_and_broken, waiter,
-    within,
+    assert_error, await_lock_state, await_lost, await_served, client, exercise_and_break, is_free,
+    lock, spawn_waiter, until, within,
 };
 
 const TTL: Duration = Duration::from_secs(3);
@@ -42,7 +42,7 @@ async fn the_documented_rules_are_enough_for_a_quorum() {
         loop {
             match Lockset::builder(&url).ttl(TTL).connect().await {
                 Ok(locks) => return locks,
-                Err(error) => assert_told(&error, &["started lately"], true),
+                Err(error) => assert_error(&error, &["started lately"], true),
             }
             tokio::time::sleep(TTL / 10).await;
         }
@@ -56,7 +56,7 @@ async fn the_documented_rules_are_enough_for_a_quorum() {
         servers.iter().any(|server| server.ask(&["ZCARD", "{lockset:mutex}:queue"]) == "1")
     });
     guard.release().await.unwrap();
-    served(SOON, waiting).await.release().await.unwrap();
+    await_served(SOON, waiting).await.release().await.unwrap();
 }
 
 /// The rules that `docs/redis.md` gives are enough for everything, and for nothing else.
@@ -65,8 +65,8 @@ async fn the_documented_rules_are_enough() {
     let (server, url) = guarded();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
 
-    let guard = used_and_broken(SOON, &ours, &theirs, "mutex").await;
-    assert_eq!(lost(SOON, &guard).await, LossReason::Broken);
+    let guard = exercise_and_break(SOON, &ours, &theirs, "mutex").await;
+    assert_eq!(await_lost(SOON, &guard).await, LossReason::Broken);
 
     let (reads, reads_too) = (ours.rwlock("{tag}/rw").unwrap(), theirs.rwlock("{tag}/rw").unwrap());
     let writer = reads.write().await.unwrap();
@@ -95,12 +95,12 @@ async fn the_documented_rules_are_enough() {
         // Redis 6.0 does not mind the channel, but the keys.
         Ok(others) => others.mutex("refused").unwrap().try_lock().await.unwrap_err(),
     };
-    assert_told(&error, &["check user, password and ACL rules"], false);
+    assert_error(&error, &["check user, password and ACL rules"], false);
 }
 
 /// They are asked for together, in one request that the server refuses as a whole.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_is_refused_costs_no_other_its_lock() {
+async fn a_name_without_rights_does_not_affect_other_locks() {
     let (server, url) = guarded();
     change(&server, &OURS);
     let locks = client(&url, TTL).await;
@@ -110,7 +110,7 @@ async fn a_name_that_is_refused_costs_no_other_its_lock() {
         let mutexes: Vec<_> = mutexes.map(|name| locks.mutex(name).unwrap()).collect();
         let mut guards = join_all(mutexes.iter().map(|mutex| mutex.try_lock())).await;
         let refused = guards.pop().unwrap().unwrap_err();
-        assert_told(&refused, &["check user, password and ACL rules"], false);
+        assert_error(&refused, &["check user, password and ACL rules"], false);
         let guards: Vec<Guard> = guards.into_iter().map(|it| it.unwrap().unwrap()).collect();
         let release = guards.into_iter().map(Guard::release);
         join_all(release).await.into_iter().for_each(|released| released.unwrap());
@@ -118,7 +118,7 @@ async fn a_name_that_is_refused_costs_no_other_its_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_right_that_is_taken_away_costs_its_own_lock_only() {
+async fn a_revoked_right_affects_only_its_own_lock() {
     let (server, url) = guarded();
     let locks = client(&url, TTL).await;
     let mut guards = Vec::new();
@@ -127,45 +127,46 @@ async fn a_right_that_is_taken_away_costs_its_own_lock_only() {
     }
     change(&server, &OURS);
     let theirs = guards.pop().unwrap();
-    lost(TTL, &theirs).await;
+    await_lost(TTL, &theirs).await;
     tokio::time::sleep(TTL).await;
     assert!(guards.iter().all(|guard| guard.state() == State::Held));
 }
 
 /// Told by the script for one claim, not for the whole request.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_who_may_not_show_that_it_lives_is_told() {
+async fn a_waiter_without_the_right_to_send_heartbeats_is_told() {
     let (server, url) = guarded();
     let holder = client(&server.url(), Duration::from_secs(60)).await;
     let _kept = lock(&holder, "n").await;
-    let waiting = waiter(&client(&url, TTL).await, "n").await;
+    let waiting = spawn_waiter(&client(&url, TTL).await, "n").await;
     change(&server, &["-hset"]);
     let refused = within(TTL, "an error", waiting).await.unwrap().unwrap_err();
-    assert_told(&refused, &["check user, password and ACL rules"], false);
+    assert_error(&refused, &["check user, password and ACL rules"], false);
 }
 
 /// The holder stays, so nothing else would ever wake it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_whose_right_is_taken_away_is_told_and_the_others_wait_on() {
+async fn a_waiter_whose_right_is_revoked_fails_and_others_keep_waiting() {
     let (server, url) = guarded();
     let holder = client(&server.url(), Duration::from_secs(60)).await;
     let (kept, other) = (lock(&holder, "ours/a").await, lock(&holder, "theirs/x").await);
     let locks = client(&url, TTL).await;
-    let (waits, is_told) = (waiter(&locks, "ours/a").await, waiter(&locks, "theirs/x").await);
+    let (waits, is_told) =
+        (spawn_waiter(&locks, "ours/a").await, spawn_waiter(&locks, "theirs/x").await);
     change(&server, &OURS);
     let refused = within(TTL, "an error", is_told).await.unwrap().unwrap_err();
-    assert_told(&refused, &["check user, password and ACL rules"], false);
+    assert_error(&refused, &["check user, password and ACL rules"], false);
     tokio::time::sleep(TTL).await;
-    state_with(&holder, "ours/a", |state| state.waiters.len() == 1).await;
+    await_lock_state(&holder, "ours/a", |state| state.waiters.len() == 1).await;
     kept.release().await.unwrap();
-    served(SOON, waits).await.release().await.unwrap();
+    await_served(SOON, waits).await.release().await.unwrap();
     other.release().await.unwrap();
     assert!(is_free(&holder, "theirs/x").await);
 }
 
 /// Changes are then seen by looking, and the end of somebody else's lock by the next heartbeat.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_right_to_be_told_of_changes_they_are_looked_for() {
+async fn without_the_right_to_track_changes_a_watch_polls() {
     let (server, url) = guarded();
     change(&server, &["-client"]);
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
@@ -183,7 +184,7 @@ async fn without_the_right_to_be_told_of_changes_they_are_looked_for() {
         }
     }
     assert_eq!(server.ask(&["SET", "lockset:n", "foreign", "PX", "60000"]), "OK");
-    let waiting = waiter(&ours, "n").await;
+    let waiting = spawn_waiter(&ours, "n").await;
     server.ask(&["DEL", "lockset:n"]);
-    served(TTL / 6 + SOON, waiting).await.release().await.unwrap();
+    await_served(TTL / 6 + SOON, waiting).await.release().await.unwrap();
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use lockset::engine::redis::{Redis, RedisOptions};
 use lockset::{Break, Error, Lockset};
 use lockset_testkit::stage::RedisServer;
-use lockset_testkit::steps::{assert_told, is_free, lock, served, told, until, waiter, within};
+use lockset_testkit::steps::{
+    assert_error, await_served, error_chain, is_free, lock, spawn_waiter, until, within,
+};
 use rcgen::date_time_ymd;
 use secrets::{Authority, MARK, assert_files_are_named, assert_hidden, assert_hidden_in, traced};
 
@@ -50,22 +52,22 @@ async fn a_server_of_an_unknown_authority_is_refused() {
     let (ours, other) = (Authority::new(), Authority::new());
     let server = server(&ours, ours.sign("127.0.0.1", |_| {}), "no");
     let nobody = refused(&tls_url(&server, "")).await;
-    assert_told(&nobody, &["UnknownIssuer", "unknown issuer"], false);
+    assert_error(&nobody, &["UnknownIssuer", "unknown issuer"], false);
     let somebody_else = refused(&tls_url(&server, &format!("?ca={}", other.ca()))).await;
-    assert_told(&somebody_else, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+    assert_error(&somebody_else, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_of_the_named_authority_is_used_and_found_again() {
+async fn a_server_of_the_named_authority_is_used_also_after_a_reconnect() {
     let authority = Authority::new();
     let signed = authority.sign("127.0.0.1", |_| {});
     let server = server(&authority, signed, "no");
     let url = tls_url(&server, &format!("?ca={}&prefix=tls:", authority.ca()));
     let (ours, theirs) = (client(&url).await, client(&url).await);
     let guard = lock(&ours, "sealed").await;
-    let waiting = waiter(&theirs, "sealed").await;
+    let waiting = spawn_waiter(&theirs, "sealed").await;
     guard.release().await.unwrap();
-    let guard = served(SOON, waiting).await;
+    let guard = await_served(SOON, waiting).await;
     server.restart();
     within(TTL, "the loss is told", guard.lost()).await;
     lock(&theirs, "sealed").await.release().await.unwrap();
@@ -77,11 +79,11 @@ async fn a_certificate_for_another_host_is_refused() {
     let authority = Authority::new();
     let server = server(&authority, authority.sign("other.example", |_| {}), "no");
     let error = refused(&tls_url(&server, &format!("?ca={}", authority.ca()))).await;
-    assert_told(&error, &["NotValidForName", "not valid for name"], false);
+    assert_error(&error, &["NotValidForName", "not valid for name"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_whose_time_is_over_is_refused() {
+async fn an_expired_certificate_is_refused() {
     let authority = Authority::new();
     let expired = authority.sign("127.0.0.1", |params| {
         params.not_before = date_time_ymd(2001, 1, 1);
@@ -89,11 +91,11 @@ async fn a_certificate_whose_time_is_over_is_refused() {
     });
     let server = server(&authority, expired, "no");
     let error = refused(&tls_url(&server, &format!("?ca={}", authority.ca()))).await;
-    assert_told(&error, &["Expired", "expired"], false);
+    assert_error(&error, &["Expired", "expired"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
+async fn a_client_certificate_is_sent_if_the_server_requires_one() {
     let (authority, other) = (Authority::new(), Authority::new());
     let server = server(&authority, authority.sign("127.0.0.1", |_| {}), "yes");
     let with = |(cert, key): &(String, String)| {
@@ -101,14 +103,14 @@ async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
     };
     let (ours, strange) = (authority.sign("client", |_| {}), other.sign("client", |_| {}));
     let nobody = refused(&tls_url(&server, &format!("?ca={}", authority.ca()))).await;
-    assert_told(&nobody, &["ertificate"], false);
+    assert_error(&nobody, &["ertificate"], false);
     let stranger = refused(&with(&strange)).await;
-    assert_told(&stranger, &["ertificate", "UnknownCA", "DecryptError"], false);
+    assert_error(&stranger, &["ertificate", "UnknownCA", "DecryptError"], false);
     assert!(is_free(&client(&with(&ours)).await, "known").await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_are_missing_or_something_else_are_named() {
+async fn missing_or_invalid_certificate_files_are_named() {
     let authority = Authority::new();
     let signed = authority.sign("127.0.0.1", |_| {});
     let server = server(&authority, signed.clone(), "no");
@@ -117,14 +119,18 @@ async fn files_that_are_missing_or_something_else_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_and_plain_do_not_hang_on_each_other() {
+async fn tls_against_plain_fails_without_hanging() {
     let authority = Authority::new();
     let sealed = server(&authority, authority.sign("127.0.0.1", |_| {}), "no");
     let plain = RedisServer::start();
     refused(&format!("redis://127.0.0.1:{}", sealed.port())).await;
     refused(&tls_url(&plain, "")).await;
     let unsealed = refused(&format!("{}?ca={}", plain.url(), authority.ca())).await;
-    assert!(matches!(unsealed, Error::Invalid { .. }), "it is not sealed: {}", told(&unsealed));
+    assert!(
+        matches!(unsealed, Error::Invalid { .. }),
+        "it is not sealed: {}",
+        error_chain(&unsealed)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -149,7 +155,7 @@ async fn a_password_is_used_and_never_shown() {
 
     for user in [format!("worker:{MARK}"), format!("nobody:{escaped}"), format!(":{MARK}-wrong")] {
         let error = refused(&format!("redis://{user}@{address}")).await;
-        assert_told(&error, &["check user, password and ACL rules"], false);
+        assert_error(&error, &["check user, password and ACL rules"], false);
         assert_hidden_in(&error);
     }
 
@@ -167,7 +173,7 @@ async fn a_password_is_used_and_never_shown() {
 
 /// Also of commands that are sent together with others.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_right_that_is_missing_is_told() {
+async fn a_missing_right_is_reported() {
     let server = RedisServer::start();
     let url = format!("redis://worker:{MARK}@127.0.0.1:{}", server.port());
     for missing in ["-subscribe", "-role", "-time", "-evalsha", "-set"] {
@@ -177,13 +183,13 @@ async fn a_right_that_is_missing_is_told() {
             Err(error) => error,
             Ok(locks) => locks.mutex("refused").unwrap().try_lock().await.unwrap_err(),
         };
-        assert_told(&error, &["check user, password and ACL rules"], false);
+        assert_error(&error, &["check user, password and ACL rules"], false);
         assert_hidden_in(&error);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_url_that_is_wrong_is_not_repeated() {
+async fn an_invalid_url_is_not_repeated_in_the_error() {
     let log = traced();
     let secrets = [format!("user:{MARK}@"), format!(":{MARK}@"), format!("{MARK}@")];
     let schemes =
@@ -242,7 +248,7 @@ async fn client_of(server: &RedisServer, prefix: &str) -> Lockset {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_name_leaves_its_prefix_or_meets_another() {
+async fn no_name_escapes_its_prefix_or_collides_with_another() {
     let server = RedisServer::start();
     let (ours, theirs) = (client_of(&server, "a:").await, client_of(&server, "b:").await);
     let queueing = client_of(&server, "a:").await;
@@ -251,7 +257,7 @@ async fn no_name_leaves_its_prefix_or_meets_another() {
     for name in ODD_NAMES {
         let taken = ours.mutex(name).unwrap().try_lock().await.unwrap();
         guards.push(taken.unwrap_or_else(|| panic!("{name} is another's")));
-        waiting.push(waiter(&queueing, name).await);
+        waiting.push(spawn_waiter(&queueing, name).await);
     }
     let keys = server.ask(&["KEYS", "*"]);
     for key in keys.lines() {
@@ -275,7 +281,7 @@ async fn no_name_leaves_its_prefix_or_meets_another() {
     for (guard, waiting) in guards.into_iter().zip(waiting) {
         let name = guard.name().clone();
         guard.release().await.unwrap();
-        let next = served(SOON, waiting).await;
+        let next = await_served(SOON, waiting).await;
         assert_eq!(next.name(), &name);
         next.release().await.unwrap();
     }
@@ -306,7 +312,7 @@ async fn names(locks: &Lockset, prefix: &str) -> Vec<String> {
 /// A name with a hash tag keeps it, so the keys beside its lock begin like a name. Two such names
 /// are two locks, or the second is refused as a name.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tagged_name_does_not_meet_the_keys_beside_another() {
+async fn a_name_with_a_hash_tag_does_not_collide_with_keys_of_another() {
     let server = RedisServer::start();
     let (ours, theirs) = (client_of(&server, "a:").await, client_of(&server, "a:").await);
     let ends = ["fence", "queue", "waiters", "holders", "held", "cell"];
@@ -314,7 +320,7 @@ async fn a_tagged_name_does_not_meet_the_keys_beside_another() {
         let plain = format!("{{tag}}/{number}");
         let beside = format!("{plain}:{end}");
         let guard = lock(&ours, &plain).await;
-        let waiting = waiter(&theirs, &plain).await;
+        let waiting = spawn_waiter(&theirs, &plain).await;
         match ours.mutex(&beside) {
             Err(error) => assert!(matches!(error, Error::Invalid { .. }), "{error}"),
             Ok(mutex) => match mutex.try_lock().await {
@@ -326,12 +332,12 @@ async fn a_tagged_name_does_not_meet_the_keys_beside_another() {
         }
         guard.confirm().await.unwrap();
         guard.release().await.unwrap();
-        served(SOON, waiting).await.release().await.unwrap();
+        await_served(SOON, waiting).await.release().await.unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn breaking_a_pattern_breaks_one_lock() {
+async fn force_release_does_not_interpret_patterns() {
     let server = RedisServer::start();
     let ours = client_of(&server, "a:").await;
     let (pattern, other) = (lock(&ours, "*").await, lock(&ours, "spared").await);
@@ -341,7 +347,7 @@ async fn breaking_a_pattern_breaks_one_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_that_could_end_a_line_are_refused() {
+async fn names_with_line_breaks_are_refused() {
     let server = RedisServer::start();
     let ours = client_of(&server, "a:").await;
     for name in ["a\r\nFLUSHALL", "a\nb", "a\0b", "a\tb", "", " a", "../a", "a/../b", "a//b"] {

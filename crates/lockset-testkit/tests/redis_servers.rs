@@ -26,7 +26,7 @@ fn sentinels_promote_a_replica_when_the_master_dies_or_stops() {
 }
 
 #[test]
-fn a_thaw_is_not_a_failover() {
+fn a_thaw_causes_no_failover() {
     for span in [1, 3] {
         let servers = RedisSentinel::start();
         servers.freeze();

@@ -11,7 +11,8 @@ use lockset_testkit::stage::{
     Access, DURABLE, RedisCluster, RedisSentinel, RedisServer, RedlockNodes, Tls,
 };
 use lockset_testkit::steps::{
-    self, assert_told, confirmed, lock, served, told, until, waiter, within,
+    self, assert_error, await_confirmed, await_served, error_chain, lock, spawn_waiter, until,
+    within,
 };
 use secrets::{Authority, MARK, assert_hidden_in};
 
@@ -67,10 +68,10 @@ async fn lock_and_hand_over(url: &str) {
     let (ours, theirs) = (connect().await, connect().await);
     for name in ["a", "b", "c", "d", "e", "f"] {
         let guard = lock(&ours, name).await;
-        let waiting = waiter(&theirs, name).await;
+        let waiting = spawn_waiter(&theirs, name).await;
         let token = guard.token();
         guard.release().await.unwrap();
-        let next = served(SOON, waiting).await;
+        let next = await_served(SOON, waiting).await;
         assert!(next.token() > token);
         next.release().await.unwrap();
         assert!(steps::is_free(&ours, name).await);
@@ -89,7 +90,7 @@ struct GuardedSentinel {
 impl GuardedSentinel {
     fn start() -> Self {
         let to_sentinels = Access { password: Some(format!("{MARK}-sentinels")), tls: None };
-        let servers = RedisSentinel::start_guarded(&guarded(), &to_sentinels, &[]);
+        let servers = RedisSentinel::start_with_access(&guarded(), &to_sentinels, &[]);
         servers.servers().iter().for_each(|server| add_user(server, &[]));
         let sentinel_login = format!("watcher:{MARK}{ODD_ESCAPED}");
         for sentinel in servers.sentinels() {
@@ -112,7 +113,7 @@ impl GuardedSentinel {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinels_and_their_servers_have_logins_of_their_own() {
+async fn sentinels_and_their_servers_have_separate_logins() {
     let at = GuardedSentinel::start();
     lock_and_hand_over(&at.url()).await;
     // A password alone is that of the user `default`, there as here.
@@ -122,7 +123,7 @@ async fn sentinels_and_their_servers_have_logins_of_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_login_at_a_sentinel_or_its_server_is_told() {
+async fn a_wrong_login_at_a_sentinel_or_its_server_is_reported() {
     let at = GuardedSentinel::start();
     let (url, right) = (at.servers.url(), login());
     let right_sentinel = format!("?sentinel_login={}", at.sentinel_login);
@@ -130,26 +131,26 @@ async fn a_wrong_login_at_a_sentinel_or_its_server_is_told() {
     // None, a wrong one, and that of the servers.
     for options in ["", &wrong_sentinel, &format!("?sentinel_login={right}")] {
         let error = refused(&as_user(&url, &right, options)).await;
-        assert_told(&error, &[WRONG_USER], false);
-        assert_told(&error, &["no sentinel knows"], false);
+        assert_error(&error, &[WRONG_USER], false);
+        assert_error(&error, &["no sentinel knows"], false);
     }
     for wrong in [format!("{USER}:{MARK}-wrong"), login().replace(USER, "nobody")] {
         let error = refused(&as_user(&url, &wrong, &right_sentinel)).await;
-        assert_told(&error, &[WRONG_USER], false);
-        assert!(!told(&error).contains("sentinel"), "it is the server that refuses");
+        assert_error(&error, &[WRONG_USER], false);
+        assert!(!error_chain(&error).contains("sentinel"), "it is the server that refuses");
     }
     let nobody = refused(&format!("{url}{right_sentinel}")).await;
-    assert_told(&nobody, &[WRONG_USER], false);
+    assert_error(&nobody, &[WRONG_USER], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failover_among_guarded_servers_is_followed() {
+async fn a_failover_among_servers_with_logins_is_followed() {
     let at = GuardedSentinel::start();
     let (ours, theirs) = (steps::client(&at.url(), TTL).await, steps::client(&at.url(), TTL).await);
     let guard = lock(&ours, "kept").await;
-    let waiting = waiter(&theirs, "kept").await;
+    let waiting = spawn_waiter(&theirs, "kept").await;
     let old = at.servers.kill_master();
-    confirmed(ANSWERED, &guard).await;
+    await_confirmed(ANSWERED, &guard).await;
     let new = at.servers.master();
     assert_ne!(new, old);
     let token = guard.token();
@@ -157,30 +158,30 @@ async fn a_failover_among_guarded_servers_is_followed() {
     assert!(holder.starts_with(&guard.claim_id().to_string()), "the new master knows: {holder}");
     guard.release().await.unwrap();
     // It hears of it with its next sign of life at the latest.
-    let next = served(SOON * 2, waiting).await;
+    let next = await_served(SOON * 2, waiting).await;
     assert!(next.token() > token);
     next.release().await.unwrap();
     lock_and_hand_over(&at.url()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_node_of_a_cluster_is_entered_with_the_password() {
-    let cluster = RedisCluster::start_guarded(&guarded(), 0, &[]);
+async fn the_password_is_used_at_every_cluster_node() {
+    let cluster = RedisCluster::start_with_access(&guarded(), 0, &[]);
     cluster.nodes().iter().for_each(|node| add_user(node, &[]));
     lock_and_hand_over(&as_user(&cluster.url(), &login(), "")).await;
     let administrator = format!(":{}", guarded().password.unwrap());
     lock_and_hand_over(&as_user(&cluster.url(), &administrator, "")).await;
     for wrong in [format!("{USER}:{MARK}-wrong"), format!(":{MARK}")] {
         let error = refused(&as_user(&cluster.url(), &wrong, "")).await;
-        assert_told(&error, &[WRONG_USER], false);
+        assert_error(&error, &[WRONG_USER], false);
     }
-    assert_told(&refused(&cluster.url()).await, &[WRONG_USER], false);
+    assert_error(&refused(&cluster.url()).await, &[WRONG_USER], false);
 }
 
 /// One node of a cluster has forgotten the user: its names are refused, the others' are not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_does_not_know_the_user_refuses_its_own_names_only() {
-    let cluster = RedisCluster::start_guarded(&guarded(), 0, &[]);
+async fn a_node_that_rejects_the_user_affects_only_its_own_names() {
+    let cluster = RedisCluster::start_with_access(&guarded(), 0, &[]);
     cluster.nodes()[..2].iter().for_each(|node| add_user(node, &[]));
     let hosts: Vec<String> =
         cluster.nodes()[..2].iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
@@ -190,14 +191,14 @@ async fn a_node_that_does_not_know_the_user_refuses_its_own_names_only() {
     lock(&locks, &known).await.release().await.unwrap();
     let mutex = locks.mutex(&unknown).unwrap();
     let error = within(ANSWERED, "a refusal", mutex.try_lock()).await.unwrap_err();
-    assert_told(&error, &[WRONG_USER], false);
+    assert_error(&error, &[WRONG_USER], false);
     assert_hidden_in(&error);
     lock(&locks, &known).await.release().await.unwrap();
 }
 
 /// The nodes of a quorum, and all of them as `login@host,…`.
 fn quorum(access: &Access) -> RedlockNodes {
-    let nodes = (0..3).map(|_| RedisServer::start_guarded(access, DURABLE)).collect();
+    let nodes = (0..3).map(|_| RedisServer::start_with_access(access, DURABLE)).collect();
     RedlockNodes { nodes }
 }
 
@@ -209,80 +210,80 @@ fn quorum_url(servers: &RedlockNodes, logins: [&str; 3]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_node_of_a_quorum_is_entered_with_its_own_password() {
+async fn each_quorum_node_is_used_with_its_own_password() {
     let servers = quorum(&guarded());
     let right = format!("{}@", login());
     servers.nodes.iter().for_each(|node| add_user(node, &["-info"]));
     let error = refused(&quorum_url(&servers, [&right, &right, &right])).await;
-    assert_told(&error, &[WRONG_USER], false);
+    assert_error(&error, &[WRONG_USER], false);
     // With this they are used at once after their start, as `docs/redlock.md` says.
     servers.nodes.iter().for_each(|node| add_user(node, &["+config|get"]));
     lock_and_hand_over(&quorum_url(&servers, [&right, &right, &right])).await;
     let wrong = format!("{USER}:{MARK}-wrong@");
     for logins in [[&wrong, &right, &right], [&right, &right, &wrong]] {
         let error = refused(&quorum_url(&servers, logins.map(String::as_str))).await;
-        assert_told(&error, &[WRONG_USER], false);
+        assert_error(&error, &[WRONG_USER], false);
     }
     // Each host has a login of its own: it is not sent to servers for which it was not given.
     let error = refused(&quorum_url(&servers, [&right, "", ""])).await;
-    assert_told(&error, &[WRONG_USER], false);
+    assert_error(&error, &[WRONG_USER], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sealed_sentinels_name_servers_that_are_verified() {
+async fn servers_named_by_tls_sentinels_are_verified() {
     let (authority, other) = (Authority::new(), Authority::new());
     let access = sealed(&authority, "127.0.0.1");
-    let servers = RedisSentinel::start_guarded(&access, &access, &[]);
+    let servers = RedisSentinel::start_with_access(&access, &access, &[]);
     let url = format!("{}?ca={}", servers.url(), authority.ca());
     assert!(url.starts_with("rediss+sentinel://"), "{url}");
     lock_and_hand_over(&url).await;
     let strange = refused(&format!("{}?ca={}", servers.url(), other.ca())).await;
-    assert_told(&strange, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+    assert_error(&strange, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
     let ours = steps::client(&url, TTL).await;
     let guard = lock(&ours, "kept").await;
     servers.kill_master();
-    confirmed(ANSWERED, &guard).await;
+    await_confirmed(ANSWERED, &guard).await;
     guard.release().await.unwrap();
 }
 
 /// The sentinels are who they say, and the server that they name is not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_sentinels_name_is_not_trusted_for_it() {
+async fn a_server_named_by_sentinels_is_not_trusted_without_verification() {
     let authority = Authority::new();
     let (to_servers, to_sentinels) =
         (sealed(&authority, "localhost"), sealed(&authority, "127.0.0.1"));
-    let servers = RedisSentinel::start_guarded(&to_servers, &to_sentinels, &[]);
+    let servers = RedisSentinel::start_with_access(&to_servers, &to_sentinels, &[]);
     let error = refused(&format!("{}?ca={}", servers.url(), authority.ca())).await;
-    assert_told(&error, &["NotValidForName", "not valid for name"], false);
+    assert_error(&error, &["NotValidForName", "not valid for name"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_nodes_of_a_sealed_cluster_are_verified() {
+async fn the_nodes_of_a_tls_cluster_are_verified() {
     let (authority, other) = (Authority::new(), Authority::new());
-    let cluster = RedisCluster::start_guarded(&sealed(&authority, "127.0.0.1"), 0, &[]);
+    let cluster = RedisCluster::start_with_access(&sealed(&authority, "127.0.0.1"), 0, &[]);
     let url = cluster.url();
     assert!(url.starts_with("rediss+cluster://"), "{url}");
     lock_and_hand_over(&format!("{url}?ca={}", authority.ca())).await;
     let strange = refused(&format!("{url}?ca={}", other.ca())).await;
-    assert_told(&strange, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+    assert_error(&strange, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
     // The nodes name themselves by address, whatever we called the one that was asked.
     let by_name = url.replace("127.0.0.1", "localhost");
     let error = refused(&format!("{by_name}?ca={}", authority.ca())).await;
-    assert_told(&error, &["NotValidForName", "not valid for name"], false);
+    assert_error(&error, &["NotValidForName", "not valid for name"], false);
 }
 
 /// Certificates that are for names, not for addresses, as most are. Nodes name themselves by
 /// address unless they are told otherwise, and those of Redis 6 cannot be told.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sealed_cluster_is_verified_by_what_its_nodes_call_themselves() {
+async fn a_tls_cluster_is_verified_by_the_announced_hostnames() {
     let authority = Authority::new();
-    let cluster = RedisCluster::start_guarded(&sealed(&authority, "localhost"), 0, &[]);
+    let cluster = RedisCluster::start_with_access(&sealed(&authority, "localhost"), 0, &[]);
     let url = cluster.url().replace("127.0.0.1", "localhost");
     let url = format!("{url}?ca={}", authority.ca());
     // It is asked by name where the locks are, and tells addresses.
     let strange = steps::client(&url, TTL).await;
     let error = strange.mutex("named").unwrap().try_lock().await.unwrap_err();
-    assert_told(&error, &["check host name and `ca`"], false);
+    assert_error(&error, &["check host name and `ca`"], false);
     let mut answers = Vec::new();
     for node in cluster.nodes() {
         answers.push(node.ask(&["CONFIG", "SET", "cluster-announce-hostname", "localhost"]));
@@ -305,14 +306,14 @@ async fn a_sealed_cluster_is_verified_by_what_its_nodes_call_themselves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_nodes_of_a_sealed_quorum_are_verified() {
+async fn the_nodes_of_a_tls_quorum_are_verified() {
     let (authority, other) = (Authority::new(), Authority::new());
     let servers = quorum(&sealed(&authority, "127.0.0.1"));
     let url = servers.url().replace("redlock:", "redlocks:");
     lock_and_hand_over(&format!("{url}?ca={}", authority.ca())).await;
     let strange = refused(&format!("{url}?ca={}", other.ca())).await;
-    assert_told(&strange, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+    assert_error(&strange, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
     let by_name = url.replace("127.0.0.1", "localhost");
     let error = refused(&format!("{by_name}?ca={}", authority.ca())).await;
-    assert_told(&error, &["NotValidForName", "not valid for name"], false);
+    assert_error(&error, &["NotValidForName", "not valid for name"], false);
 }

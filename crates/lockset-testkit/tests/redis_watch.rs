@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use lockset::{Break, LockOptions, LockState, Lockset};
 use lockset_testkit::stage::{RedisCluster, RedisSentinel, RedisServer};
-use lockset_testkit::steps::{client, lock, until, waiter, within};
+use lockset_testkit::steps::{client, lock, spawn_waiter, until, within};
 use tokio::task::JoinHandle;
 
 /// Long enough that no renewal and no heartbeat comes during a test.
@@ -69,7 +69,7 @@ async fn three(url: &str) -> [Lockset; 3] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_asks_nothing_while_nothing_changes() {
+async fn a_watch_sends_no_requests_while_nothing_changes() {
     let server = RedisServer::start();
     let (ours, theirs) = (client(&server.url(), TTL).await, client(&server.url(), TTL).await);
     let _guard = lock(&ours, "quiet/lock").await;
@@ -92,53 +92,55 @@ async fn a_watch_asks_nothing_while_nothing_changes() {
 /// end, and a cell: each is told by a watch of the name and by one of all names.
 async fn every_change_is_told([ours, theirs, others]: &[Lockset; 3], name: &str) {
     let watches = [Seen::by(theirs.watch_name(name).unwrap()), Seen::by(theirs.watch("").unwrap())];
-    let told = async |what: &str, is_so: &dyn Fn(&LockState) -> bool| {
+    let reports = async |what: &str, is_so: &dyn Fn(&LockState) -> bool| {
         for seen in &watches {
             seen.tells(name, what, is_so).await;
         }
     };
     let note = |state: &LockState| state.holders.first().map(|it| it.note.text.to_string());
     let guard = lock(ours, name).await;
-    told("a grant", &|state| state.holders.len() == 1).await;
+    reports("a grant", &|state| state.holders.len() == 1).await;
     guard.set_note("word").await.unwrap();
-    told("a note", &|state| note(state).as_deref() == Some("word")).await;
-    let (leaves, stays) = (waiter(others, name).await, waiter(theirs, name).await);
-    told("two waiters", &|state| state.waiters.len() == 2).await;
+    reports("a note", &|state| note(state).as_deref() == Some("word")).await;
+    let (leaves, stays) = (spawn_waiter(others, name).await, spawn_waiter(theirs, name).await);
+    reports("two waiters", &|state| state.waiters.len() == 2).await;
     leaves.abort();
-    told("one waiter", &|state| state.waiters.len() == 1).await;
+    reports("one waiter", &|state| state.waiters.len() == 1).await;
     guard.release().await.unwrap();
     let guard = within(SOON, "the hand-over", stays).await.unwrap().unwrap();
-    told("a hand-over", &|state| note(state).as_deref() == Some("") && state.waiters.is_empty())
+    reports("a hand-over", &|state| note(state).as_deref() == Some("") && state.waiters.is_empty())
         .await;
     theirs.force_release(name, Break::WhenLeaseEnds).await.unwrap();
-    told("a revocation", &|state| state.holders.iter().any(|holder| holder.revoked)).await;
+    reports("a revocation", &|state| state.holders.iter().any(|holder| holder.revoked)).await;
     guard.release().await.unwrap();
-    told("a release", &|state| state.holders.is_empty()).await;
+    reports("a release", &|state| state.holders.is_empty()).await;
 
     let shorter = LockOptions::default().ttl(TTL / 2);
     let first = ours.rwlock(name).unwrap().read().await.unwrap();
-    told("a reader", &|state| state.holders.len() == 1).await;
+    reports("a reader", &|state| state.holders.len() == 1).await;
     let second = theirs.rwlock(name).unwrap().with(shorter).unwrap().read().await.unwrap();
-    told("two readers", &|state| state.holders.len() == 2).await;
+    reports("two readers", &|state| state.holders.len() == 2).await;
     second.set_note("word").await.unwrap();
-    told("a reader's note", &|state| state.holders.iter().any(|it| &*it.note.text == "word")).await;
+    reports("a reader's note", &|state| state.holders.iter().any(|it| &*it.note.text == "word"))
+        .await;
     second.release().await.unwrap();
-    told("one reader", &|state| state.holders.len() == 1).await;
+    reports("one reader", &|state| state.holders.len() == 1).await;
     first.release().await.unwrap();
-    told("no reader", &|state| state.holders.is_empty()).await;
+    reports("no reader", &|state| state.holders.is_empty()).await;
 
     let latch = ours.latch(name, 2).unwrap();
     latch.count_down().await.unwrap();
-    told("a cell", &|state| state.cell.is_some()).await;
+    reports("a cell", &|state| state.cell.is_some()).await;
     let before = theirs.inspect(name).await.unwrap().cell.unwrap().version;
     latch.count_down().await.unwrap();
-    told("another value", &|state| state.cell.as_ref().is_some_and(|it| it.version > before)).await;
+    reports("another value", &|state| state.cell.as_ref().is_some_and(|it| it.version > before))
+        .await;
     latch.clear().await.unwrap();
-    told("no cell", &|state| state.cell.is_none()).await;
+    reports("no cell", &|state| state.cell.is_none()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_change_of_every_name_is_told() {
+async fn every_change_of_every_name_is_reported() {
     let server = RedisServer::start();
     for prefix in ["lockset:", "", "{all}:", "{"] {
         let clients = three(&format!("{}?prefix={prefix}", server.url())).await;
@@ -149,7 +151,7 @@ async fn every_change_of_every_name_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_change_is_told_in_a_cluster() {
+async fn every_change_in_a_cluster_is_reported() {
     let cluster = RedisCluster::start();
     let clients = three(&cluster.url()).await;
     let names = (0..3).map(|node| cluster.name_at(node)).chain(["{tag}/x".to_owned()]);
@@ -160,7 +162,7 @@ async fn every_change_is_told_in_a_cluster() {
 
 /// Changes during the time without a connection are told after it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_goes_on_over_cut_connections() {
+async fn a_watch_survives_cut_connections() {
     let server = RedisServer::start();
     let (ours, theirs) = (client(&server.url(), TTL).await, client(&server.url(), TTL).await);
     let watches =
@@ -185,7 +187,7 @@ async fn a_watch_goes_on_over_cut_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_goes_on_at_the_next_master() {
+async fn a_watch_survives_a_failover() {
     let servers = RedisSentinel::start();
     let (ours, theirs) = (client(&servers.url(), TTL).await, client(&servers.url(), TTL).await);
     let watches =
@@ -195,7 +197,7 @@ async fn a_watch_goes_on_at_the_next_master() {
         seen.tells("next", "a grant", |state| state.holders.len() == 1).await;
     }
     servers.kill_master();
-    lockset_testkit::steps::confirmed(Duration::from_secs(8), &guard).await;
+    lockset_testkit::steps::await_confirmed(Duration::from_secs(8), &guard).await;
     guard.release().await.unwrap();
     for seen in &watches {
         seen.tells("next", "a release", |state| state.holders.is_empty()).await;
@@ -203,7 +205,7 @@ async fn a_watch_goes_on_at_the_next_master() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_follows_a_slot_that_moves() {
+async fn a_watch_follows_a_moved_slot() {
     let cluster = RedisCluster::start();
     let (ours, theirs) = (client(&cluster.url(), TTL).await, client(&cluster.url(), TTL).await);
     let watches =
@@ -226,7 +228,7 @@ async fn a_watch_follows_a_slot_that_moves() {
 
 /// Whoever stops looking costs the server nothing any more.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_that_is_dropped_leaves_no_connection() {
+async fn a_dropped_watch_leaves_no_connection() {
     let server = RedisServer::start();
     let locks = client(&server.url(), TTL).await;
     let connections = || server.ask(&["CLIENT", "LIST"]).lines().count();

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use lockset::engine::{Engine, Wait};
 use lockset::{LockOptions, Lockset, LossReason, State, Token};
 use lockset_testkit::contenders::Contenders;
-use lockset_testkit::log::Log;
-use lockset_testkit::oracle::Belief;
+use lockset_testkit::history::HoldInterval;
+use lockset_testkit::log_capture::LogCapture;
 use lockset_testkit::proxy::Proxy;
-use lockset_testkit::stage::{DURABLE, RedisServer, RedlockNodes, Skew};
+use lockset_testkit::stage::{ClockSkew, DURABLE, RedisServer, RedlockNodes};
 use lockset_testkit::steps::{
-    assert_told, claim, client, lock, lost, served, until, waiter, within,
+    assert_error, await_lost, await_served, claim, client, lock, spawn_waiter, until, within,
 };
 use rustix::process::Signal;
 
@@ -39,7 +39,7 @@ fn all_hold(servers: &RedlockNodes, name: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_is_taken_at_all_nodes_by_one_token_and_given_back_at_all() {
+async fn a_lock_has_one_token_at_all_nodes_and_is_released_at_all() {
     let servers = five();
     let locks = client(&servers.url(), TTL).await;
     let guard = lock(&locks, "all").await;
@@ -57,7 +57,7 @@ async fn a_lock_is_taken_at_all_nodes_by_one_token_and_given_back_at_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_of_five_may_die() {
+async fn two_of_five_nodes_may_fail() {
     let servers = five();
     let locks = client(&servers.url(), TTL).await;
     let kept = lock(&locks, "kept").await;
@@ -71,28 +71,28 @@ async fn two_of_five_may_die() {
     assert_eq!(kept.state(), State::Held, "three of five renewed it");
     // Another client finds its way without them, and queues at another door.
     let other = client(&servers.url(), TTL).await;
-    let waiting = waiter(&other, "kept").await;
+    let waiting = spawn_waiter(&other, "kept").await;
     let token = kept.token();
     kept.release().await.unwrap();
-    assert!(served(SOON, waiting).await.token() > token);
+    assert!(await_served(SOON, waiting).await.token() > token);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_quorum_there_is_a_clear_error_and_the_holder_is_told() {
+async fn without_a_quorum_requests_fail_clearly_and_the_holder_loses() {
     let servers = five();
     let locks = client(&servers.url(), TTL).await;
     let guard = lock(&locks, "lost").await;
     servers.nodes[1..4].iter().for_each(RedisServer::kill);
-    let reason = lost(TTL + SOON, &guard).await;
+    let reason = await_lost(TTL + SOON, &guard).await;
     assert!(matches!(reason, LossReason::Expired | LossReason::Forgotten), "{reason:?}");
     let error = locks.mutex("more").unwrap().try_lock().await.unwrap_err();
-    assert_told(&error, &["of 5 nodes answered, 3 are needed"], true);
+    assert_error(&error, &["of 5 nodes answered, 3 are needed"], true);
     let error = Lockset::connect(&servers.url()).await.unwrap_err();
-    assert_told(&error, &["2 of 5 nodes answered, 3 are needed"], true);
+    assert_error(&error, &["2 of 5 nodes answered, 3 are needed"], true);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn frozen_nodes_cost_their_time_once_and_come_back() {
+async fn frozen_nodes_delay_once_and_are_used_again_after_the_thaw() {
     let servers = five();
     let node_timeout = Duration::from_secs(1);
     let url = format!("{}?node_timeout=1s", servers.url());
@@ -120,7 +120,7 @@ async fn frozen_nodes_cost_their_time_once_and_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quorum_that_was_silent_is_asked_again_at_once() {
+async fn a_quorum_that_was_silent_is_used_again_at_once() {
     let servers = five();
     let locks = client(&servers.url(), TTL * 5).await;
     let guard = lock(&locks, "silent").await;
@@ -136,7 +136,7 @@ async fn a_quorum_that_was_silent_is_asked_again_at_once() {
 
 /// Nobody queues there, and a quorum has refused before it could answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_node_costs_its_time_once_however_often_somebody_tries() {
+async fn a_frozen_node_delays_only_the_first_of_many_attempts() {
     let servers = RedlockNodes::start(3, DURABLE);
     let node_timeout = Duration::from_secs(1);
     let url = format!("{}?node_timeout=1s", servers.url());
@@ -164,7 +164,7 @@ async fn a_frozen_node_costs_its_time_once_however_often_somebody_tries() {
 /// The answer of a late node comes to somebody who does not listen; its lease must be kept all the
 /// same, or the lock would stand on a bare quorum.
 #[tokio::test(flavor = "current_thread")]
-async fn a_late_node_is_kept_although_its_answer_is_not_heard() {
+async fn a_late_grant_is_kept_although_its_reply_is_not_awaited() {
     let servers = RedlockNodes::start(3, DURABLE);
     let locks = client(&servers.url(), TTL).await;
     lock(&locks, "warm").await.release().await.unwrap();
@@ -181,7 +181,7 @@ async fn a_late_node_is_kept_although_its_answer_is_not_heard() {
 
 /// Those that kept their fence answer one more when they are sown again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_was_sown_again_is_shown_by_its_token() {
+async fn a_lock_reacquired_at_a_node_shows_its_original_token() {
     let servers = RedlockNodes::start(3, DURABLE);
     let ttl = Duration::from_millis(1500);
     let locks = client(&servers.url(), ttl).await;
@@ -199,7 +199,7 @@ async fn a_lock_that_was_sown_again_is_shown_by_its_token() {
 
 /// The door answers, but late: it is left out until it is quick again, not asked every time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_node_costs_its_time_now_and_then_only() {
+async fn a_slow_node_delays_only_occasionally() {
     let servers = Arc::new(five());
     let locks = client(&format!("{}?node_timeout=300ms", servers.url()), TTL).await;
     lock(&locks, "warm").await.release().await.unwrap();
@@ -268,14 +268,14 @@ impl Drop for Slowed {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_turns_out_to_be_another_is_not_counted() {
+async fn a_node_that_is_the_same_server_as_another_is_not_counted() {
     let servers = RedlockNodes::start(3, DURABLE);
     let proxy = Proxy::before(servers.nodes[2].port());
     let locks = client(&servers.url_through(2, &proxy), TTL).await;
     let mutex = locks.mutex("one").unwrap();
     within(SOON, "a lock", mutex.lock()).await.unwrap().release().await.unwrap();
     let before = proxy.connections();
-    proxy.lead_to(servers.nodes[1].port());
+    proxy.set_server(servers.nodes[1].port());
     proxy.cut();
     until("it is connected again", || proxy.connections() > before);
     servers.nodes[0].kill();
@@ -286,7 +286,7 @@ async fn a_node_that_turns_out_to_be_another_is_not_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_one_node_refuses_is_locked_at_the_others() {
+async fn a_name_rejected_by_one_node_is_locked_at_the_others() {
     let servers = RedlockNodes::start(3, DURABLE);
     let url = format!("{}?node_timeout=3s", servers.url());
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
@@ -304,18 +304,18 @@ async fn a_name_that_one_node_refuses_is_locked_at_the_others() {
     let waiting = tokio::spawn(async move { mutex.lock().await });
     tokio::time::sleep(TTL / 3).await;
     guard.release().await.unwrap();
-    served(SOON, waiting).await.release().await.unwrap();
+    await_served(SOON, waiting).await.release().await.unwrap();
     other_names_are_quick(&ours).await;
 
     servers.nodes[1].ask(&["HSET", "lockset:bad", "a", "b"]);
     let refused = within(SOON, "an answer", ours.mutex("bad").unwrap().lock()).await;
-    assert_told(&refused.unwrap_err(), &["something that is not a lock (WRONGTYPE)"], false);
+    assert_error(&refused.unwrap_err(), &["something that is not a lock (WRONGTYPE)"], false);
     other_names_are_quick(&ours).await;
 }
 
 /// Whoever comes next asks there first.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_released_is_free_at_the_door() {
+async fn a_released_lock_is_free_at_the_entry_node() {
     let servers = RedlockNodes::start(3, DURABLE);
     let proxy = Proxy::before(servers.nodes[0].port());
     let url = format!("{}?node_timeout=2s", servers.url_through(0, &proxy));
@@ -330,27 +330,27 @@ async fn what_was_released_is_free_at_the_door() {
     };
     let late = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
-        proxy.let_pass();
+        proxy.release_requests();
     };
     let (next, ()) = tokio::join!(handed_over, late);
     assert!(next.is_some(), "it was released, and is not free");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn waiters_are_served_although_the_door_freezes() {
+async fn waiters_are_served_although_the_entry_node_freezes() {
     let servers = five();
     let (ours, theirs) = (client(&servers.url(), TTL).await, client(&servers.url(), TTL).await);
     let guard = lock(&ours, "door").await;
-    let waiting = waiter(&theirs, "door").await;
+    let waiting = spawn_waiter(&theirs, "door").await;
     servers.signal(&[0], Signal::STOP);
     guard.release().await.unwrap();
-    served(SOON, waiting).await.release().await.unwrap();
+    await_served(SOON, waiting).await.release().await.unwrap();
     servers.signal(&[0], Signal::CONT);
     until("nothing is left", || holders(&servers, "door").iter().all(String::is_empty));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_is_stuck_at_the_door_stops_nobody_for_long() {
+async fn a_stuck_key_at_the_entry_node_delays_only_briefly() {
     let servers = five();
     let locks = client(&servers.url(), Duration::from_secs(1)).await;
     assert_eq!(servers.nodes[0].ask(&["SET", "lockset:stuck", "somebody"]), "OK");
@@ -360,11 +360,11 @@ async fn a_key_that_is_stuck_at_the_door_stops_nobody_for_long() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_forgot_is_not_counted_until_all_leases_it_gave_are_over() {
+async fn a_node_that_lost_its_data_is_not_counted_until_its_leases_have_ended() {
     let servers = RedlockNodes::start(3, &[]);
     let url = format!("{}?max_ttl=4s", servers.url());
     let error = Lockset::connect(&url).await.unwrap_err();
-    assert_told(&error, &["started lately"], true);
+    assert_error(&error, &["started lately"], true);
     until("they have rested", || {
         let up = |node: &RedisServer| node.info(&["INFO", "server"], "uptime_in_seconds");
         servers.nodes.iter().all(|node| up(node).unwrap().parse::<u64>().unwrap() >= 4)
@@ -395,14 +395,14 @@ async fn a_node_that_forgot_is_not_counted_until_all_leases_it_gave_are_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_quorum_does_not_wear_away_while_nodes_restart_one_by_one() {
+async fn a_hold_survives_nodes_restarting_one_by_one() {
     let servers = RedlockNodes::start(3, &[]);
     let url = format!("{}?max_ttl=2s", servers.url());
     let began = Instant::now();
     let locks = loop {
         match Lockset::builder(&url).ttl(Duration::from_millis(1500)).connect().await {
             Ok(locks) => break locks,
-            Err(error) => assert_told(&error, &["started lately"], true),
+            Err(error) => assert_error(&error, &["started lately"], true),
         }
         assert!(began.elapsed() < SOON);
     };
@@ -427,7 +427,7 @@ async fn the_quorum_does_not_wear_away_while_nodes_restart_one_by_one() {
 async fn one_clock_may_jump_either_way() {
     let far = TTL.as_millis() as i64 * 2;
     for jump in [far, -far] {
-        let skew = Skew::new();
+        let skew = ClockSkew::new();
         let mut nodes: Vec<_> = (0..4).map(|_| RedisServer::start_with(DURABLE)).collect();
         // The door is the one that is wrong.
         nodes.insert(0, RedisServer::start_skewed(&skew, DURABLE));
@@ -480,7 +480,7 @@ impl Register {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_late_write_of_a_paused_client_is_refused_by_the_resource() {
+async fn a_late_write_of_a_paused_client_is_rejected_by_its_token() {
     let servers = five();
     let paused = servers.engine().await;
     let claim = claim("paused", Duration::from_secs(1));
@@ -507,51 +507,51 @@ async fn two_ten_and_fifty_contenders_are_all_served() {
             all.push(client(&servers.url(), TTL).await);
         }
         let began = Instant::now();
-        let contenders = Contenders::gather(&all, 1, &["wanted"]);
-        contenders.each_served(1, EACH_SERVED).await;
-        contenders.served(40, EACH_SERVED).await;
-        let beliefs = contenders.part().await;
-        let a_second = beliefs.len() as f64 / began.elapsed().as_secs_f64();
-        let longest = longest_wait(&beliefs);
+        let contenders = Contenders::start(&all, 1, &["wanted"]);
+        contenders.wait_each_served(1, EACH_SERVED).await;
+        contenders.wait_served(40, EACH_SERVED).await;
+        let intervals = contenders.stop_and_check().await;
+        let a_second = intervals.len() as f64 / began.elapsed().as_secs_f64();
+        let longest = longest_wait(&intervals);
         println!("{count} clients: {a_second:.0} grants a second, the longest wait {longest:?}");
         assert!(longest < EACH_SERVED, "somebody waited for {longest:?}");
     }
 }
 
 /// From one end to the next beginning, whatever was tried in between.
-fn longest_wait(beliefs: &[Belief]) -> Duration {
-    let began = beliefs.iter().map(|belief| belief.asked).min().unwrap();
+fn longest_wait(intervals: &[HoldInterval]) -> Duration {
+    let began = intervals.iter().map(|interval| interval.asked).min().unwrap();
     let mut free_since = HashMap::new();
     let mut longest = Duration::ZERO;
     // Those of one contender are in order.
-    for belief in beliefs {
-        let since = free_since.insert(&belief.who, belief.until).unwrap_or(began);
-        longest = longest.max(belief.enter.saturating_duration_since(since));
+    for interval in intervals {
+        let since = free_since.insert(&interval.client, interval.until).unwrap_or(began);
+        longest = longest.max(interval.enter.saturating_duration_since(since));
     }
     longest
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn contenders_survive_nodes_that_come_and_go() {
+async fn contenders_are_served_while_nodes_stop_and_return() {
     let servers = five();
     let mut all = Vec::new();
     for _ in 0..4 {
         all.push(client(&servers.url(), TTL).await);
     }
-    let contenders = Contenders::gather(&all, 3, &["one", "two"]);
+    let contenders = Contenders::start(&all, 3, &["one", "two"]);
     for node in [0, 4, 2] {
-        contenders.served(20, Duration::from_secs(60)).await;
+        contenders.wait_served(20, Duration::from_secs(60)).await;
         servers.signal(&[node], Signal::STOP);
-        contenders.served(20, Duration::from_secs(60)).await;
+        contenders.wait_served(20, Duration::from_secs(60)).await;
         servers.signal(&[node], Signal::CONT);
-        contenders.served(5, Duration::from_secs(60)).await;
+        contenders.wait_served(5, Duration::from_secs(60)).await;
         servers.nodes[node].restart();
     }
-    contenders.part().await;
+    contenders.stop_and_check().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_ticket_takes_all_nodes_along() {
+async fn a_ticket_carries_the_grants_of_all_nodes() {
     let servers = five();
     let (ours, theirs) = (client(&servers.url(), TTL).await, client(&servers.url(), TTL).await);
     let options = LockOptions::default().detachable();
@@ -566,38 +566,38 @@ async fn a_ticket_takes_all_nodes_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_a_quorum_is_refused() {
+async fn invalid_quorums_are_refused() {
     let servers = RedlockNodes::start(3, DURABLE);
     let host = |node: usize| format!("127.0.0.1:{}", servers.nodes[node].port());
     let refused = async |url: String| Lockset::connect(&url).await.unwrap_err();
     let error = refused(format!("redlock://{}", host(0))).await;
-    assert_told(&error, &["at least three nodes"], false);
+    assert_error(&error, &["at least three nodes"], false);
     let error = refused(format!("redlock://{},{},{}", host(0), host(1), host(0))).await;
-    assert_told(&error, &["named twice"], false);
+    assert_error(&error, &["named twice"], false);
     let alias = format!("localhost:{}", servers.nodes[0].port());
     let error = refused(format!("redlock://{},{},{alias}", host(0), host(1))).await;
-    assert_told(&error, &["the same server"], false);
+    assert_error(&error, &["the same server"], false);
     let error = refused(format!("{}?max_ttl=soon", servers.url())).await;
-    assert_told(&error, &["such as 500ms"], false);
+    assert_error(&error, &["such as 500ms"], false);
     let error = refused(format!("{}?replicas=1", servers.url())).await;
-    assert_told(&error, &["node_timeout"], false);
+    assert_error(&error, &["node_timeout"], false);
 
     let locks = Lockset::connect(&format!("{}?max_ttl=40s", servers.url())).await.unwrap();
     let long = LockOptions::default().ttl(Duration::from_secs(41));
     let error = locks.mutex("long").unwrap().with(long).unwrap_err();
-    assert_told(&error, &["at most 40s"], false);
+    assert_error(&error, &["at most 40s"], false);
     let error = locks.rwlock("shared").unwrap().read().await.unwrap_err();
-    assert_told(&error, &["does not support readers"], false);
+    assert_error(&error, &["does not support readers"], false);
     let error = locks.semaphore("permits", 2).unwrap().acquire(1).await.unwrap_err();
-    assert_told(&error, &["does not support semaphores"], false);
+    assert_error(&error, &["does not support semaphores"], false);
 }
 
 #[test]
-fn settings_that_break_a_promise_are_warned_of() {
+fn unsafe_server_settings_are_warned_of() {
     let risky = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     let mut servers = RedlockNodes::start(3, DURABLE);
     servers.nodes.push(RedisServer::start_with(&[DURABLE, &risky].concat()));
-    let said = Log::default();
+    let said = LogCapture::default();
     let writer = said.clone();
     let subscriber =
         tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
@@ -642,16 +642,16 @@ async fn a_fresh_client_does_not_wait_for_frozen_nodes() {
 
 /// A login that is refused is told at once, not after the time of a node that does not answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_login_is_told_at_once() {
+async fn a_rejected_login_is_reported_at_once() {
     let servers = RedlockNodes::start(3, &["--requirepass", "hunter2"]);
     let began = Instant::now();
     let error = Lockset::connect(&servers.url()).await.unwrap_err();
-    assert_told(&error, &["refuses this user"], false);
+    assert_error(&error, &["refuses this user"], false);
     assert!(began.elapsed() < SOON / 5, "{:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_minute_is_explained() {
+async fn the_wait_of_the_first_minute_is_explained() {
     let servers = RedlockNodes::start(3, &[]);
     let error = Lockset::connect(&servers.url()).await.unwrap_err();
     let port = servers.nodes[1].port();

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use lockset::{Break, Error, Guard, LockOptions, Lockset, State};
 use lockset_testkit::proxy::Proxy;
-use lockset_testkit::stage::{Chroot, Eyes, SESSIONS};
+use lockset_testkit::stage::{Chroot, KazooClient, SESSIONS};
 use lockset_testkit::steps::{
-    assert_told, becomes, client, is_free, lock, lost, served, until, waiter, within,
+    assert_error, await_guard_state, await_lost, await_served, client, is_free, lock, spawn_waiter,
+    until, within,
 };
 
 type Home = Chroot<1>;
@@ -22,10 +23,10 @@ const BY_RENEWAL: Duration = Duration::from_millis(1800);
 /// For what a server must be started again for.
 const LONG: Duration = Duration::from_secs(15);
 
-fn home() -> (Home, Eyes) {
-    let home = Home::start("");
-    let eyes = home.servers().eyes();
-    (home, eyes)
+fn chroot() -> (Home, KazooClient) {
+    let chroot = Home::start("");
+    let kazoo = chroot.servers().kazoo();
+    (chroot, kazoo)
 }
 
 /// The node has the claim's id in its name, as Curator writes it.
@@ -35,22 +36,22 @@ fn bears(node: &str, guard: &Guard) -> bool {
 
 /// The server reaps empty parents all the time, so this meets it in the middle.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_was_lost_leads_to_the_same_node() {
-    let (home, mut eyes) = home();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
+async fn an_acquisition_with_a_lost_reply_finds_its_own_node() {
+    let (chroot, mut kazoo) = chroot();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
     let (ours, theirs) =
-        (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
+        (client(&chroot.url_by(&[proxy.port()]), TTL).await, client(&chroot.url(), TTL).await);
     assert!(is_free(&ours, "unanswered").await);
-    proxy.swallow_answers();
+    proxy.drop_replies();
     let mutex = ours.mutex("unanswered").unwrap();
     let asking = tokio::spawn(async move { mutex.lock().await });
-    until("it was executed", || home.contenders(&mut eyes, "unanswered").len() == 1);
-    let node = home.only_node(&mut eyes, "unanswered");
+    until("it was executed", || chroot.contenders(&mut kazoo, "unanswered").len() == 1);
+    let node = chroot.only_node(&mut kazoo, "unanswered");
     proxy.cut();
-    let guard = served(SOON, asking).await;
-    assert_eq!(home.only_node(&mut eyes, "unanswered"), node, "neither lost nor doubled");
+    let guard = await_served(SOON, asking).await;
+    assert_eq!(chroot.only_node(&mut kazoo, "unanswered"), node, "neither lost nor doubled");
     assert!(bears(&node, &guard), "{node} is of {}", guard.claim_id());
-    assert_eq!(eyes.stat(&node).unwrap().czxid, guard.token().get());
+    assert_eq!(kazoo.stat(&node).unwrap().czxid, guard.token().get());
     assert!(!is_free(&theirs, "unanswered").await);
     guard.release().await.unwrap();
     assert!(is_free(&theirs, "unanswered").await);
@@ -59,188 +60,188 @@ async fn an_answer_that_was_lost_leads_to_the_same_node() {
 /// A node with the claim's id is looked for where an answer was lost; but the id is only a name,
 /// and what others made ends with their session, not with ours.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_of_another_session_is_not_believed_whatever_its_name() {
-    let (home, mut eyes) = home();
-    let mut stranger = home.servers().eyes();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
+async fn a_node_of_another_session_is_not_taken_for_ours() {
+    let (chroot, mut kazoo) = chroot();
+    let mut stranger = chroot.servers().kazoo();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
     // Longer than the forgery takes on a busy machine.
-    let ours = client(&home.url_by(&[proxy.port()]), LONG).await;
+    let ours = client(&chroot.url_by(&[proxy.port()]), LONG).await;
     assert!(is_free(&ours, "forged").await);
-    proxy.swallow_answers();
+    proxy.drop_replies();
     // It must not come back before the forgery is there.
     proxy.refuse(true);
     let mutex = ours.mutex("forged").unwrap();
     let asking = tokio::spawn(async move { mutex.lock().await });
-    until("it was executed", || home.contenders(&mut eyes, "forged").len() == 1);
-    let node = home.only_node(&mut eyes, "forged");
+    until("it was executed", || chroot.contenders(&mut kazoo, "forged").len() == 1);
+    let node = chroot.only_node(&mut kazoo, "forged");
     // The number is the server's; the rest says whose it is.
     let forged = stranger.create(node.trim_end_matches(char::is_numeric), "sequential");
     assert!(stranger.delete(&node));
     proxy.refuse(false);
     proxy.cut();
     until("it stands in line, or believes to hold", || {
-        asking.is_finished() || home.contenders(&mut eyes, "forged").len() == 2
+        asking.is_finished() || chroot.contenders(&mut kazoo, "forged").len() == 2
     });
     assert!(!asking.is_finished(), "it holds by the node of somebody else");
     tokio::time::sleep(SOON).await;
     assert!(!asking.is_finished(), "it did not wait for somebody else");
     assert!(stranger.delete(&forged));
-    let guard = served(SOON, asking).await;
-    let node = home.only_node(&mut eyes, "forged");
-    assert_eq!(eyes.stat(&node).unwrap().czxid, guard.token().get());
+    let guard = await_served(SOON, asking).await;
+    let node = chroot.only_node(&mut kazoo, "forged");
+    assert_eq!(kazoo.stat(&node).unwrap().czxid, guard.token().get());
     guard.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_whose_answer_was_lost_has_one_place() {
-    let (home, mut eyes) = home();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
+async fn a_waiter_with_a_lost_reply_has_one_queue_node() {
+    let (chroot, mut kazoo) = chroot();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
     let (ours, theirs) =
-        (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
-    let third = client(&home.url(), TTL).await;
+        (client(&chroot.url_by(&[proxy.port()]), TTL).await, client(&chroot.url(), TTL).await);
+    let third = client(&chroot.url(), TTL).await;
     assert!(is_free(&ours, "placed").await);
     let guard = lock(&theirs, "placed").await;
-    proxy.swallow_answers();
+    proxy.drop_replies();
     let mutex = ours.mutex("placed").unwrap();
     let asking = tokio::spawn(async move { mutex.lock().await });
-    until("it was executed", || home.contenders(&mut eyes, "placed").len() == 2);
+    until("it was executed", || chroot.contenders(&mut kazoo, "placed").len() == 2);
     proxy.cut();
-    let last = waiter(&third, "placed").await;
-    assert_eq!(home.contenders(&mut eyes, "placed").len(), 3);
+    let last = spawn_waiter(&third, "placed").await;
+    assert_eq!(chroot.contenders(&mut kazoo, "placed").len(), 3);
     guard.release().await.unwrap();
-    served(SOON, asking).await.release().await.unwrap();
-    served(SOON, last).await.release().await.unwrap();
+    await_served(SOON, asking).await.release().await.unwrap();
+    await_served(SOON, last).await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_arrives_after_the_release_takes_nothing() {
-    let (home, mut eyes) = home();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
-    let ours = client(&home.url_by(&[proxy.port()]), TTL).await;
+async fn a_request_that_arrives_after_the_release_acquires_nothing() {
+    let (chroot, mut kazoo) = chroot();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
+    let ours = client(&chroot.url_by(&[proxy.port()]), TTL).await;
     assert!(is_free(&ours, "late").await);
     proxy.hold_requests();
     let mutex = ours.mutex("late").unwrap();
     let asking = tokio::spawn(async move { mutex.lock().await });
     proxy.until("a request is held back", |seen| seen.held > 0);
     proxy.cut();
-    let guard = served(SOON, asking).await;
+    let guard = await_served(SOON, asking).await;
     guard.release().await.unwrap();
     let other = lock(&ours, "other").await;
-    proxy.let_pass();
+    proxy.release_requests();
     proxy.until("the late request passed", |seen| seen.late > 0);
     // A session has one connection, and the server listens to no other.
     tokio::time::sleep(SOON).await;
-    assert_eq!(home.contenders(&mut eyes, "late"), Vec::<String>::new());
+    assert_eq!(chroot.contenders(&mut kazoo, "late"), Vec::<String>::new());
     other.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_nobody_waits_for_any_more_leaves_nothing() {
-    let (home, mut eyes) = home();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
-    let ours = client(&home.url_by(&[proxy.port()]), TTL).await;
+async fn a_late_request_of_a_cancelled_acquire_leaves_nothing() {
+    let (chroot, mut kazoo) = chroot();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
+    let ours = client(&chroot.url_by(&[proxy.port()]), TTL).await;
     let kept = lock(&ours, "kept").await;
     assert!(is_free(&ours, "withdrawn").await);
-    proxy.silence(true);
+    proxy.set_silent(true);
     let patience = Duration::from_millis(200);
     let began = Instant::now();
     let error = ours.mutex("withdrawn").unwrap().lock_within(patience).await.unwrap_err();
     assert!(error.is_retryable() || matches!(error, Error::Timeout { .. }), "{error:?}");
     assert!(began.elapsed() < patience + SOON, "it waited longer than it was told to");
-    proxy.silence(false);
+    proxy.set_silent(false);
     kept.confirm().await.unwrap();
-    until("nothing is left", || home.contenders(&mut eyes, "withdrawn").is_empty());
+    until("nothing is left", || chroot.contenders(&mut kazoo, "withdrawn").is_empty());
     tokio::time::sleep(SOON).await;
-    assert_eq!(home.contenders(&mut eyes, "withdrawn"), Vec::<String>::new());
+    assert_eq!(chroot.contenders(&mut kazoo, "withdrawn"), Vec::<String>::new());
     kept.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_whose_answer_was_lost_has_handed_over_once() {
-    let (home, mut eyes) = home();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
+async fn a_release_with_a_lost_reply_hands_over_once() {
+    let (chroot, mut kazoo) = chroot();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
     let (ours, theirs) =
-        (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
+        (client(&chroot.url_by(&[proxy.port()]), TTL).await, client(&chroot.url(), TTL).await);
     let guard = lock(&ours, "handed").await;
-    let waiting = waiter(&theirs, "handed").await;
-    proxy.swallow_answers();
+    let waiting = spawn_waiter(&theirs, "handed").await;
+    proxy.drop_replies();
     let releasing = tokio::spawn(guard.release());
-    let next = served(SOON, waiting).await;
+    let next = await_served(SOON, waiting).await;
     proxy.cut();
     // Whether it says that it does not know, or has found out, it does not wait for ever.
     let told = within(TTL, "it is told", releasing).await.unwrap();
     assert!(told.is_ok() || told.as_ref().unwrap_err().is_retryable(), "{told:?}");
     tokio::time::sleep(SOON).await;
     next.confirm().await.unwrap();
-    assert!(bears(&home.only_node(&mut eyes, "handed"), &next));
+    assert!(bears(&chroot.only_node(&mut kazoo, "handed"), &next));
     next.release().await.unwrap();
 }
 
 /// A session goes on for as long as its client lives, so nobody else would ever remove the node.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_that_did_not_reach_the_server_is_not_forgotten() {
-    let (home, mut eyes) = home();
-    let server = &home.servers().nodes()[0];
+async fn a_release_that_did_not_reach_the_server_is_retried() {
+    let (chroot, mut kazoo) = chroot();
+    let server = &chroot.servers().nodes()[0];
     let ttl = Duration::from_secs(12);
-    let (ours, theirs) = (client(&home.url(), ttl).await, client(&home.url(), ttl).await);
+    let (ours, theirs) = (client(&chroot.url(), ttl).await, client(&chroot.url(), ttl).await);
     let (kept, guard) = (lock(&ours, "kept").await, lock(&ours, "dropped").await);
-    let waiting = waiter(&theirs, "dropped").await;
+    let waiting = spawn_waiter(&theirs, "dropped").await;
     server.kill();
     let told = within(LONG, "it is told", guard.release()).await;
     assert!(told.is_err(), "there is no server");
     server.start_again();
-    home.servers().await_serving();
-    let next = served(Duration::from_secs(5), waiting).await;
-    assert!(bears(&home.only_node(&mut eyes, "dropped"), &next));
+    chroot.servers().await_serving();
+    let next = await_served(Duration::from_secs(5), waiting).await;
+    assert!(bears(&chroot.only_node(&mut kazoo, "dropped"), &next));
     kept.confirm().await.expect("the session was never lost");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_started_again_has_the_locks_and_the_line() {
-    let (home, _) = home();
+async fn a_restarted_server_keeps_locks_and_queue() {
+    let (chroot, _) = chroot();
     let ttl = Duration::from_secs(12);
-    let (ours, theirs) = (client(&home.url(), ttl).await, client(&home.url(), ttl).await);
+    let (ours, theirs) = (client(&chroot.url(), ttl).await, client(&chroot.url(), ttl).await);
     let guard = lock(&ours, "restarted").await;
-    let waiting = waiter(&theirs, "restarted").await;
-    home.servers().restart_leader();
-    becomes(LONG, &guard, State::Held).await;
+    let waiting = spawn_waiter(&theirs, "restarted").await;
+    chroot.servers().restart_leader();
+    await_guard_state(LONG, &guard, State::Held).await;
     guard.confirm().await.unwrap();
     assert!(!waiting.is_finished());
     let token = guard.token();
     guard.release().await.unwrap();
-    assert!(served(Duration::from_secs(5), waiting).await.token() > token);
+    assert!(await_served(Duration::from_secs(5), waiting).await.token() > token);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cut_connection_is_doubted_at_once_and_costs_neither_lock_nor_place() {
-    let (home, mut eyes) = home();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
-    let by_proxy = home.url_by(&[proxy.port()]);
+async fn a_cut_connection_is_uncertain_at_once_and_loses_neither_lock_nor_queue_position() {
+    let (chroot, mut kazoo) = chroot();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
+    let by_proxy = chroot.url_by(&[proxy.port()]);
     let (ours, theirs) = (client(&by_proxy, TTL).await, client(&by_proxy, TTL).await);
     let guard = lock(&ours, "cut").await;
-    let waiting = waiter(&theirs, "cut").await;
-    let line = home.contenders(&mut eyes, "cut");
+    let waiting = spawn_waiter(&theirs, "cut").await;
+    let line = chroot.contenders(&mut kazoo, "cut");
     for _ in 0..3 {
         proxy.refuse(true);
         proxy.cut();
         // Long before a renewal would have failed.
-        becomes(Duration::from_millis(400), &guard, State::Uncertain).await;
+        await_guard_state(Duration::from_millis(400), &guard, State::Uncertain).await;
         proxy.refuse(false);
-        becomes(BY_RENEWAL, &guard, State::Held).await;
+        await_guard_state(BY_RENEWAL, &guard, State::Held).await;
     }
-    assert_eq!(home.contenders(&mut eyes, "cut"), line, "the places were kept");
+    assert_eq!(chroot.contenders(&mut kazoo, "cut"), line, "the places were kept");
     assert!(tokio::time::timeout(TTL, guard.lost()).await.is_err(), "it was renewed");
     guard.release().await.unwrap();
-    served(SOON, waiting).await.release().await.unwrap();
+    await_served(SOON, waiting).await.release().await.unwrap();
 }
 
 /// The watch ended with the connection, and nothing tells of it any more.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_was_broken_while_nobody_could_be_told_is_not_confirmed() {
-    let (home, _) = home();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
+async fn a_forced_release_during_a_cut_is_not_confirmed_afterwards() {
+    let (chroot, _) = chroot();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
     let (ours, theirs) =
-        (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
+        (client(&chroot.url_by(&[proxy.port()]), TTL).await, client(&chroot.url(), TTL).await);
     for round in 0..3 {
         let name = format!("broken{round}");
         let guard = lock(&ours, &name).await;
@@ -248,7 +249,7 @@ async fn a_lock_that_was_broken_while_nobody_could_be_told_is_not_confirmed() {
         tokio::time::sleep(TTL / 2).await;
         proxy.refuse(true);
         proxy.cut();
-        becomes(Duration::from_millis(400), &guard, State::Uncertain).await;
+        await_guard_state(Duration::from_millis(400), &guard, State::Uncertain).await;
         assert_eq!(theirs.force_release(&name, Break::Now).await.unwrap().len(), 1);
         let theirs = lock(&theirs, &name).await;
         let (confirmed, ()) = tokio::join!(guard.confirm(), async { proxy.refuse(false) });
@@ -260,59 +261,59 @@ async fn a_lock_that_was_broken_while_nobody_could_be_told_is_not_confirmed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_of_a_session_that_is_over_is_never_believed() {
-    let (home, mut eyes) = home();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
+async fn a_node_of_an_ended_session_is_never_trusted() {
+    let (chroot, mut kazoo) = chroot();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
     let (ours, theirs) =
-        (client(&home.url_by(&[proxy.port()]), TTL).await, client(&home.url(), TTL).await);
+        (client(&chroot.url_by(&[proxy.port()]), TTL).await, client(&chroot.url(), TTL).await);
     let guard = lock(&ours, "old").await;
-    let node = home.only_node(&mut eyes, "old");
-    let session = eyes.stat(&node).unwrap().owner;
+    let node = chroot.only_node(&mut kazoo, "old");
+    let session = kazoo.stat(&node).unwrap().owner;
     let holder = lock(&theirs, "busy").await;
-    let waiting = waiter(&ours, "busy").await;
-    proxy.silence(true);
-    lost(TTL, &guard).await;
-    until("its node is gone", || home.contenders(&mut eyes, "old").is_empty());
+    let waiting = spawn_waiter(&ours, "busy").await;
+    proxy.set_silent(true);
+    await_lost(TTL, &guard).await;
+    until("its node is gone", || chroot.contenders(&mut kazoo, "old").is_empty());
     holder.release().await.unwrap();
     assert!(!waiting.is_finished(), "nobody could tell it");
-    proxy.silence(false);
-    let guard = served(TTL + SOON, waiting).await;
-    let node = home.only_node(&mut eyes, "busy");
-    assert_ne!(eyes.stat(&node).unwrap().owner, session);
-    assert_eq!(eyes.stat(&node).unwrap().czxid, guard.token().get());
+    proxy.set_silent(false);
+    let guard = await_served(TTL + SOON, waiting).await;
+    let node = chroot.only_node(&mut kazoo, "busy");
+    assert_ne!(kazoo.stat(&node).unwrap().owner, session);
+    assert_eq!(kazoo.stat(&node).unwrap().czxid, guard.token().get());
     let again = lock(&ours, "old").await;
     assert_eq!(again.state(), State::Held);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_that_an_operator_ends_is_told_and_followed_by_another() {
-    let (home, mut eyes) = home();
-    let (ours, theirs) = (client(&home.url(), TTL).await, client(&home.url(), TTL).await);
+async fn a_session_ended_by_an_operator_is_reported_and_replaced() {
+    let (chroot, mut kazoo) = chroot();
+    let (ours, theirs) = (client(&chroot.url(), TTL).await, client(&chroot.url(), TTL).await);
     let (guard, second) = (lock(&ours, "ended").await, lock(&ours, "ended too").await);
-    let node = home.only_node(&mut eyes, "ended");
-    let session = eyes.stat(&node).unwrap().owner;
-    let next = waiter(&theirs, "ended").await;
+    let node = chroot.only_node(&mut kazoo, "ended");
+    let session = kazoo.stat(&node).unwrap().owner;
+    let next = spawn_waiter(&theirs, "ended").await;
     let holder = lock(&theirs, "busy").await;
-    let waiting = waiter(&ours, "busy").await;
-    eyes.end_session(session);
-    lost(BY_RENEWAL, &guard).await;
-    lost(BY_RENEWAL, &second).await;
-    assert!(served(SOON, next).await.token() > guard.token());
+    let waiting = spawn_waiter(&ours, "busy").await;
+    kazoo.end_session(session);
+    await_lost(BY_RENEWAL, &guard).await;
+    await_lost(BY_RENEWAL, &second).await;
+    assert!(await_served(SOON, next).await.token() > guard.token());
     within(TTL, "new locks can be had", lock(&ours, "anew")).await.release().await.unwrap();
     holder.release().await.unwrap();
-    served(BY_RENEWAL, waiting).await.release().await.unwrap();
+    await_served(BY_RENEWAL, waiting).await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_ttl_is_what_the_server_grants() {
-    let (home, _) = home();
+    let (chroot, _) = chroot();
     let (shortest, longest) = SESSIONS;
     for (asked, granted) in [
         (Duration::from_millis(100), shortest),
         (Duration::from_secs(5), Duration::from_secs(5)),
         (Duration::from_secs(3600), longest),
     ] {
-        let locks = client(&home.url(), asked).await;
+        let locks = client(&chroot.url(), asked).await;
         let guard = lock(&locks, "granted").await;
         assert_eq!(guard.ttl(), granted, "{asked:?} were asked for");
         assert!(guard.valid_for() < granted, "it is believed for no longer");
@@ -322,9 +323,9 @@ async fn the_ttl_is_what_the_server_grants() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_where_nobody_is_does_not_matter() {
-    let (home, _) = home();
-    let port = home.servers().nodes()[0].port();
+async fn an_unused_address_in_the_url_does_not_matter() {
+    let (chroot, _) = chroot();
+    let port = chroot.servers().nodes()[0].port();
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = nobody.local_addr().unwrap().port();
     let dead = {
@@ -332,22 +333,22 @@ async fn an_address_where_nobody_is_does_not_matter() {
         listener.local_addr().unwrap().port()
     };
     for ports in [[dead, port], [port, dead], [silent, port], [port, silent]] {
-        let url = home.url_by(&ports);
+        let url = chroot.url_by(&ports);
         let locks = within(TTL * 2, "it finds the one that is there", client(&url, TTL)).await;
         lock(&locks, "found").await.release().await.unwrap();
         locks.close().await.unwrap();
     }
-    let nowhere = Lockset::builder(&home.url_by(&[dead])).ttl(TTL).connect();
+    let nowhere = Lockset::builder(&chroot.url_by(&[dead])).ttl(TTL).connect();
     let error = within(LONG, "it is told", nowhere).await.unwrap_err();
-    assert_told(&error, &["refused", "reach"], true);
+    assert_error(&error, &["refused", "reach"], true);
 }
 
 /// As long as the session may live, nothing is lost: that is for the server to say.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_outlives_servers_that_do_not_answer_for_a_while() {
-    let (home, _) = home();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
-    let ours = client(&home.url_by(&[proxy.port()]), Duration::from_secs(30)).await;
+async fn a_lock_survives_a_short_freeze_of_all_servers() {
+    let (chroot, _) = chroot();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
+    let ours = client(&chroot.url_by(&[proxy.port()]), Duration::from_secs(30)).await;
     let guard = lock(&ours, "outlasts").await;
     proxy.refuse(true);
     proxy.cut();
@@ -356,19 +357,19 @@ async fn a_lock_outlives_servers_that_do_not_answer_for_a_while() {
     assert!(error.is_retryable(), "{error:?}");
     assert_eq!(guard.state(), State::Uncertain);
     proxy.refuse(false);
-    becomes(LONG, &guard, State::Held).await;
+    await_guard_state(LONG, &guard, State::Held).await;
     guard.confirm().await.unwrap();
     guard.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_ticket_is_good_at_whichever_server_is_there() {
-    let (home, _) = home();
+async fn a_ticket_can_be_attached_through_any_server() {
+    let (chroot, _) = chroot();
     let dead = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap().port()
     };
-    let url = home.url_by(&[dead, home.servers().nodes()[0].port()]);
+    let url = chroot.url_by(&[dead, chroot.servers().nodes()[0].port()]);
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     let options = || LockOptions::default().ttl(TTL).detachable();
     // Which server is tried first is left to chance.
@@ -382,10 +383,10 @@ async fn a_ticket_is_good_at_whichever_server_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_was_handed_on_is_left_alone() {
-    let (home, _) = home();
-    let proxy = Proxy::before(home.servers().nodes()[0].port());
-    let url = home.url_by(&[proxy.port()]);
+async fn a_detached_lock_is_not_touched_by_its_former_client() {
+    let (chroot, _) = chroot();
+    let proxy = Proxy::before(chroot.servers().nodes()[0].port());
+    let url = chroot.url_by(&[proxy.port()]);
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     let options = LockOptions::default().ttl(TTL).detachable();
     let guard = ours.mutex("baton").unwrap().with(options).unwrap().lock().await.unwrap();
@@ -400,9 +401,9 @@ async fn a_lock_that_was_handed_on_is_left_alone() {
 
 /// From its first renewal on the writer's node is watched, and it is the downgrade that removes it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watched_writer_becomes_a_reader_and_leaves_nothing() {
-    let (home, _) = home();
-    let (ours, theirs) = (client(&home.url(), TTL).await, client(&home.url(), TTL).await);
+async fn a_downgrade_of_a_watched_writer_leaves_nothing_behind() {
+    let (chroot, _) = chroot();
+    let (ours, theirs) = (client(&chroot.url(), TTL).await, client(&chroot.url(), TTL).await);
     let (here, there) = (ours.rwlock("book").unwrap(), theirs.rwlock("book").unwrap());
     for _ in 0..5 {
         let guard = here.write().await.unwrap();
@@ -421,16 +422,16 @@ async fn a_watched_writer_becomes_a_reader_and_leaves_nothing() {
 
 /// Nobody knows whether it was done; it was.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_downgrade_that_was_given_up_can_be_repeated_renewed_and_released() {
-    let (home, _) = home();
-    let theirs = client(&home.url(), TTL).await;
+async fn a_cancelled_downgrade_can_be_repeated_renewed_and_released() {
+    let (chroot, _) = chroot();
+    let theirs = client(&chroot.url(), TTL).await;
     let there = theirs.rwlock("book").unwrap();
     for then in ["repeat", "renew", "release"] {
-        let proxy = Proxy::before(home.servers().nodes()[0].port());
-        let ours = client(&home.url_by(&[proxy.port()]), TTL).await;
+        let proxy = Proxy::before(chroot.servers().nodes()[0].port());
+        let ours = client(&chroot.url_by(&[proxy.port()]), TTL).await;
         let guard = ours.rwlock("book").unwrap().write().await.unwrap();
         guard.confirm().await.unwrap();
-        proxy.swallow_answers();
+        proxy.drop_replies();
         let given_up = tokio::time::timeout(Duration::from_millis(100), guard.downgrade()).await;
         assert!(given_up.is_err(), "nobody answers");
         let reader = within(SOON, "it was done", there.read()).await.unwrap();
@@ -443,7 +444,7 @@ async fn a_downgrade_that_was_given_up_can_be_repeated_renewed_and_released() {
             _ => {}
         }
         if then != "release" {
-            becomes(BY_RENEWAL, &guard, State::Held).await;
+            await_guard_state(BY_RENEWAL, &guard, State::Held).await;
             assert!(there.try_write().await.unwrap().is_none(), "{then}: it is held");
         }
         within(TTL, "it is told", guard.release()).await.unwrap();

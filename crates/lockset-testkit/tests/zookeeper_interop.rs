@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use lockset::{Guard, Lockset};
 use lockset_testkit::process::Process;
-use lockset_testkit::stage::{Chroot, Eyes};
-use lockset_testkit::steps::{client, is_free, served, state_with, waiter, within};
+use lockset_testkit::stage::{Chroot, KazooClient};
+use lockset_testkit::steps::{
+    await_lock_state, await_served, client, is_free, spawn_waiter, within,
+};
 
 const TTL: Duration = Duration::from_secs(3);
 /// Too short for any session to end.
@@ -39,62 +41,63 @@ const RW_LOCKS: [RwLocks; 2] = [
 
 /// A home, two clients of ours in the layout of a family, and a peer of that family.
 struct Meeting {
-    home: Chroot<1>,
+    chroot: Chroot<1>,
     ours: Lockset,
     others: Lockset,
-    peer: Eyes,
+    peer: KazooClient,
 }
 
 impl Meeting {
     async fn in_layout(layout: &str) -> Self {
-        let home = Chroot::start(env!("CARGO_BIN_EXE_actor"));
-        let url = url(&home, layout);
+        let chroot = Chroot::start(env!("CARGO_BIN_EXE_actor"));
+        let url = url(&chroot, layout);
         let (ours, others) = (client(&url, TTL).await, client(&url, TTL).await);
-        let peer = home.servers().eyes();
-        Self { home, ours, others, peer }
+        let peer = chroot.servers().kazoo();
+        Self { chroot, ours, others, peer }
     }
 
     fn takes(&mut self, kind: &str, name: &str) -> bool {
-        self.peer.ask(&["acquire", kind, &self.home.path(name), "0"]) == "true"
+        self.peer.ask(&["acquire", kind, &self.chroot.path(name), "0"]) == "true"
     }
 
     fn gives_back(&mut self, kind: &str, name: &str) {
-        assert_eq!(self.peer.ask(&["release", kind, &self.home.path(name)]), "true");
+        assert_eq!(self.peer.ask(&["release", kind, &self.chroot.path(name)]), "true");
     }
 
     /// The peer begins to wait, and is in line.
     fn begins_to_wait(&mut self, kind: &str, name: &str) {
-        let path = self.home.path(name);
-        let mut eyes = self.home.servers().eyes();
-        let before = eyes.children(&path).unwrap_or_default().len();
-        self.peer.say(&["acquire", kind, &path, "-1"]);
+        let path = self.chroot.path(name);
+        let mut kazoo = self.chroot.servers().kazoo();
+        let before = kazoo.children(&path).unwrap_or_default().len();
+        self.peer.send(&["acquire", kind, &path, "-1"]);
         lockset_testkit::steps::until("the peer is in line", || {
-            eyes.children(&path).unwrap_or_default().len() > before
+            kazoo.children(&path).unwrap_or_default().len() > before
         });
     }
 
     fn has_waited(&mut self) {
-        assert_eq!(self.peer.hear(), "true");
+        assert_eq!(self.peer.receive(), "true");
     }
 }
 
-fn url(home: &Chroot<1>, layout: &str) -> String {
-    format!("{}?layout={layout}", home.url())
+fn url(chroot: &Chroot<1>, layout: &str) -> String {
+    format!("{}?layout={layout}", chroot.url())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_holds_excludes_us_until_it_gives_back() {
+async fn a_lock_held_by_a_peer_excludes_us_until_it_is_released() {
     for family in MUTEXES {
         let mut at = Meeting::in_layout(family.layout).await;
         assert!(at.takes(family.mutex, "jobs"));
         assert!(!is_free(&at.ours, "jobs").await, "{}", family.layout);
-        let (first, second) = (waiter(&at.ours, "jobs").await, waiter(&at.others, "jobs").await);
+        let (first, second) =
+            (spawn_waiter(&at.ours, "jobs").await, spawn_waiter(&at.others, "jobs").await);
         assert!(!first.is_finished() && !second.is_finished());
         at.gives_back(family.mutex, "jobs");
-        let guard = served(SOON, first).await;
+        let guard = await_served(SOON, first).await;
         assert!(!at.takes(family.mutex, "jobs"), "{}", family.layout);
         guard.release().await.unwrap();
-        let guard = served(SOON, second).await;
+        let guard = await_served(SOON, second).await;
         assert!(!at.takes(family.mutex, "jobs"), "{}", family.layout);
         guard.release().await.unwrap();
         assert!(at.takes(family.mutex, "jobs"));
@@ -107,26 +110,26 @@ async fn a_peer_waits_for_us_in_its_turn() {
         let mut at = Meeting::in_layout(family.layout).await;
         let guard = lock(&at.ours, "turns").await;
         at.begins_to_wait(family.mutex, "turns");
-        let behind = waiter(&at.others, "turns").await;
+        let behind = spawn_waiter(&at.others, "turns").await;
         guard.release().await.unwrap();
         at.has_waited();
         assert!(!behind.is_finished(), "{}: the order is one", family.layout);
         at.gives_back(family.mutex, "turns");
-        served(SOON, behind).await.release().await.unwrap();
+        await_served(SOON, behind).await.release().await.unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_dies_is_succeeded_by_us_and_we_by_it() {
+async fn a_killed_peer_is_succeeded_by_us_and_we_by_a_peer() {
     for family in MUTEXES {
         let mut at = Meeting::in_layout(family.layout).await;
         assert!(at.takes(family.mutex, "died"));
-        let waiting = waiter(&at.ours, "died").await;
-        at.peer = at.home.servers().eyes();
-        served(BY_DEATH, waiting).await.release().await.unwrap();
+        let waiting = spawn_waiter(&at.ours, "died").await;
+        at.peer = at.chroot.servers().kazoo();
+        await_served(BY_DEATH, waiting).await.release().await.unwrap();
 
         let actor = env!("CARGO_BIN_EXE_actor");
-        let mut ours = Process::start_with_ttl(actor, &url(&at.home, family.layout), TTL);
+        let mut ours = Process::start_with_ttl(actor, &url(&at.chroot, family.layout), TTL);
         let call = ours.begin_lock("killed", lockset::Mode::Exclusive, TTL);
         ours.granted(call).await;
         assert!(!at.takes(family.mutex, "killed"), "{}", family.layout);
@@ -163,13 +166,13 @@ async fn readers_share_with_a_peers_readers_and_writers_exclude_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn readers_and_writers_wait_for_each_other_in_one_line() {
+async fn readers_and_writers_of_both_sides_share_one_queue() {
     for family in RW_LOCKS {
         let mut at = Meeting::in_layout(family.layout).await;
         assert!(at.takes(family.write, "line"));
         let writer = waiting_writer(&at.ours, "line").await;
         at.gives_back(family.write, "line");
-        let writer = served(SOON, writer).await;
+        let writer = await_served(SOON, writer).await;
         at.begins_to_wait(family.read, "line");
         let behind = waiting_writer(&at.others, "line").await;
         writer.release().await.unwrap();
@@ -177,7 +180,7 @@ async fn readers_and_writers_wait_for_each_other_in_one_line() {
         let early = !behind.is_finished();
         assert!(early, "{}: a writer waits for a reader before it", family.layout);
         at.gives_back(family.read, "line");
-        let behind = served(SOON, behind).await;
+        let behind = await_served(SOON, behind).await;
         at.begins_to_wait(family.write, "line");
         behind.release().await.unwrap();
         at.has_waited();
@@ -185,15 +188,15 @@ async fn readers_and_writers_wait_for_each_other_in_one_line() {
     }
 }
 
-async fn waiting_writer(locks: &Lockset, name: &str) -> lockset_testkit::steps::Waiting {
+async fn waiting_writer(locks: &Lockset, name: &str) -> lockset_testkit::steps::PendingLock {
     let rwlock = locks.rwlock(name).unwrap();
     let waiting = tokio::spawn(async move { rwlock.write().await });
-    state_with(locks, name, |state| !state.waiters.is_empty()).await;
+    await_lock_state(locks, name, |state| !state.waiters.is_empty()).await;
     waiting
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_looks_sees_that_a_peer_holds_and_waits() {
+async fn inspect_shows_that_a_peer_holds_and_waits() {
     for family in MUTEXES {
         let mut at = Meeting::in_layout(family.layout).await;
         assert!(at.takes(family.mutex, "seen"));
@@ -207,7 +210,7 @@ async fn whoever_looks_sees_that_a_peer_holds_and_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_note_of_ours_does_not_trouble_a_peer() {
+async fn our_notes_do_not_disturb_a_peer() {
     for family in MUTEXES {
         let mut at = Meeting::in_layout(family.layout).await;
         let options = lockset::LockOptions::default().note("nightly \u{1F512}");
@@ -222,18 +225,18 @@ async fn a_note_of_ours_does_not_trouble_a_peer() {
 
 /// A number in a file is read, and the next one is written, by all of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_that_both_count_is_lost() {
+async fn a_counter_shared_with_peers_loses_no_update() {
     const EACH: u64 = 15;
     for family in MUTEXES {
         let at = Meeting::in_layout(family.layout).await;
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("count");
         std::fs::write(&file, "0").unwrap();
-        let mut peers = [at.home.servers().eyes(), at.home.servers().eyes()];
-        let path = at.home.path("counted");
+        let mut peers = [at.chroot.servers().kazoo(), at.chroot.servers().kazoo()];
+        let path = at.chroot.path("counted");
         let (path, times) = (path.as_str(), EACH.to_string());
         for peer in &mut peers {
-            peer.say(&["count", family.mutex, path, file.to_str().unwrap(), &times]);
+            peer.send(&["count", family.mutex, path, file.to_str().unwrap(), &times]);
         }
         let clients = [&at.ours, &at.ours, &at.others, &at.others];
         let ours = clients.map(|locks| {
@@ -251,7 +254,7 @@ async fn nothing_that_both_count_is_lost() {
         for task in ours {
             task.await.unwrap();
         }
-        let heard = tokio::task::block_in_place(|| peers.iter_mut().all(|p| p.hear() == "true"));
+        let heard = tokio::task::block_in_place(|| peers.iter_mut().all(|p| p.receive() == "true"));
         assert!(heard, "a peer failed");
         let count: u64 = std::fs::read_to_string(&file).unwrap().parse().unwrap();
         assert_eq!(count, EACH * 6, "{}", family.layout);

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use lockset::{Guard, Lockset, State};
 use lockset_testkit::contenders::Contenders;
-use lockset_testkit::stage::{Chroot, Eyes, ZooKeeperNode, ZooKeeperServers};
+use lockset_testkit::stage::{Chroot, KazooClient, ZooKeeperNode, ZooKeeperServers};
 use lockset_testkit::steps::{
-    Waiting, assert_told, client, is_free, lock, lost, served, told, until, waiter, within,
+    PendingLock, assert_error, await_lost, await_served, client, error_chain, is_free, lock,
+    spawn_waiter, until, within,
 };
 
 type Home = Chroot<1>;
@@ -19,30 +20,30 @@ const SOON: Duration = Duration::from_millis(900);
 /// A third of the ttl, and the time that an answer takes on a busy machine.
 const BY_RENEWAL: Duration = Duration::from_millis(1800);
 
-fn home() -> (Home, Eyes) {
-    let home = Home::start("");
-    let eyes = home.servers().eyes();
-    (home, eyes)
+fn chroot() -> (Home, KazooClient) {
+    let chroot = Home::start("");
+    let kazoo = chroot.servers().kazoo();
+    (chroot, kazoo)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_parent_that_was_reaped_is_made_again() {
-    let (home, mut eyes) = home();
-    let ours = client(&home.url(), TTL).await;
+async fn a_reaped_parent_is_created_again() {
+    let (chroot, mut kazoo) = chroot();
+    let ours = client(&chroot.url(), TTL).await;
     let mut last = None;
     for _ in 0..3 {
         let guard = lock(&ours, "reaped").await;
         assert!(Some(guard.token()) > last, "{:?} after {last:?}", guard.token());
         last = Some(guard.token());
         guard.release().await.unwrap();
-        until("the empty parent is reaped", || eyes.stat(&home.path("reaped")).is_none());
+        until("the empty parent is reaped", || kazoo.stat(&chroot.path("reaped")).is_none());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_refused_while_parents_come_and_go() {
-    let (home, _) = home();
-    let (ours, theirs) = (client(&home.url(), TTL).await, client(&home.url(), TTL).await);
+async fn no_request_fails_while_parents_are_reaped_and_created() {
+    let (chroot, _) = chroot();
+    let (ours, theirs) = (client(&chroot.url(), TTL).await, client(&chroot.url(), TTL).await);
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(4) {
         let pause = began.elapsed().subsec_micros() % 300;
@@ -60,28 +61,29 @@ async fn lock_and_release(locks: &Lockset) -> lockset::Token {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_parent_deleted_by_hand_costs_the_holder_the_lock_and_the_waiters_nothing() {
-    let (home, mut eyes) = home();
-    let url = home.url();
+async fn a_deleted_parent_loses_the_lock_but_waiters_are_served() {
+    let (chroot, mut kazoo) = chroot();
+    let url = chroot.url();
     let (ours, first, second) =
         (client(&url, TTL).await, client(&url, TTL).await, client(&url, TTL).await);
     let guard = lock(&ours, "deleted").await;
-    let (first, second) = (waiter(&first, "deleted").await, waiter(&second, "deleted").await);
-    assert!(eyes.delete(&home.path("deleted")));
-    lost(BY_RENEWAL, &guard).await;
+    let (first, second) =
+        (spawn_waiter(&first, "deleted").await, spawn_waiter(&second, "deleted").await);
+    assert!(kazoo.delete(&chroot.path("deleted")));
+    await_lost(BY_RENEWAL, &guard).await;
     // They may have changed places: whoever comes back first is first. And nodes are deleted one by
     // one, so somebody may have been served, and have lost it again, before the end.
     let (one, other) = within(TTL, "a waiter is served", first_of(first, second)).await;
     assert!(one.token() > guard.token());
     drop(one);
-    let other = served(TTL, other).await;
+    let other = await_served(TTL, other).await;
     assert!(other.token() > guard.token());
     drop(other);
     lock(&ours, "deleted").await.release().await.unwrap();
-    until("nothing is left", || home.contenders(&mut eyes, "deleted").is_empty());
+    until("nothing is left", || chroot.contenders(&mut kazoo, "deleted").is_empty());
 }
 
-async fn first_of(mut one: Waiting, mut other: Waiting) -> (Guard, Waiting) {
+async fn first_of(mut one: PendingLock, mut other: PendingLock) -> (Guard, PendingLock) {
     tokio::select! {
         guard = &mut one => (guard.unwrap().unwrap(), other),
         guard = &mut other => (guard.unwrap().unwrap(), one),
@@ -89,87 +91,88 @@ async fn first_of(mut one: Waiting, mut other: Waiting) -> (Guard, Waiting) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_whose_node_was_deleted_is_served_all_the_same() {
-    let (home, mut eyes) = home();
-    let (ours, theirs) = (client(&home.url(), TTL).await, client(&home.url(), TTL).await);
+async fn a_waiter_whose_node_was_deleted_is_still_served() {
+    let (chroot, mut kazoo) = chroot();
+    let (ours, theirs) = (client(&chroot.url(), TTL).await, client(&chroot.url(), TTL).await);
     let guard = lock(&ours, "waiting").await;
-    let held = home.only_node(&mut eyes, "waiting");
-    let waiting = waiter(&theirs, "waiting").await;
-    for node in home.contenders(&mut eyes, "waiting") {
-        let node = home.path(&format!("waiting/{node}"));
+    let held = chroot.only_node(&mut kazoo, "waiting");
+    let waiting = spawn_waiter(&theirs, "waiting").await;
+    for node in chroot.contenders(&mut kazoo, "waiting") {
+        let node = chroot.path(&format!("waiting/{node}"));
         if node != held {
-            assert!(eyes.delete(&node));
+            assert!(kazoo.delete(&node));
         }
     }
     guard.confirm().await.unwrap();
     guard.release().await.unwrap();
-    served(BY_RENEWAL, waiting).await.release().await.unwrap();
+    await_served(BY_RENEWAL, waiting).await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_home_deleted_by_hand_is_made_again() {
-    let (home, mut eyes) = home();
-    let ours = client(&home.url(), TTL).await;
+async fn a_deleted_chroot_is_created_again() {
+    let (chroot, mut kazoo) = chroot();
+    let ours = client(&chroot.url(), TTL).await;
     let guard = lock(&ours, "gone").await;
-    assert!(eyes.delete(home.path("").trim_end_matches('/')));
-    lost(BY_RENEWAL, &guard).await;
+    assert!(kazoo.delete(chroot.path("").trim_end_matches('/')));
+    await_lost(BY_RENEWAL, &guard).await;
     let next = lock(&ours, "gone").await;
     assert!(next.token() > guard.token());
     next.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_write_into_our_nodes_harms_nobody() {
-    let (home, mut eyes) = home();
-    let (ours, theirs) = (client(&home.url(), TTL).await, client(&home.url(), TTL).await);
+async fn foreign_data_in_our_nodes_is_harmless() {
+    let (chroot, mut kazoo) = chroot();
+    let (ours, theirs) = (client(&chroot.url(), TTL).await, client(&chroot.url(), TTL).await);
     let guard = lock(&ours, "scribbled").await;
-    let node = home.only_node(&mut eyes, "scribbled");
-    let waiting = waiter(&theirs, "scribbled").await;
+    let node = chroot.only_node(&mut kazoo, "scribbled");
+    let waiting = spawn_waiter(&theirs, "scribbled").await;
     for data in ["", "127.0.0.1", "\u{0}\u{1}\u{ff}", "{\"v\":1}", &"x".repeat(10_000)] {
-        eyes.set(&node, data);
+        kazoo.set(&node, data);
         let state = theirs.inspect("scribbled").await.unwrap();
         assert_eq!((state.holders.len(), state.waiters.len()), (1, 1), "with {data:?}");
         assert_eq!(theirs.list("").await.unwrap().len(), 1);
     }
     guard.confirm().await.expect("its node is still there");
     guard.release().await.unwrap();
-    served(SOON, waiting).await.release().await.unwrap();
+    await_served(SOON, waiting).await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_no_lock_where_locks_are_is_told_or_passed_over() {
-    let (home, mut eyes) = home();
-    let ours = client(&home.url(), TTL).await;
+async fn a_foreign_node_among_locks_is_reported_or_ignored() {
+    let (chroot, mut kazoo) = chroot();
+    let ours = client(&chroot.url(), TTL).await;
     lock(&ours, "fine").await.release().await.unwrap();
     // A file, so to speak, where a folder is expected: it has no children, so it is free.
-    eyes.create(&home.path("plain"), "persistent");
-    eyes.set(&home.path("plain"), "not ours");
+    kazoo.create(&chroot.path("plain"), "persistent");
+    kazoo.set(&chroot.path("plain"), "not ours");
     let guard = lock(&ours, "plain").await;
-    assert_eq!(eyes.data(&home.path("plain")).as_deref(), Some("not ours"));
+    assert_eq!(kazoo.data(&chroot.path("plain")).as_deref(), Some("not ours"));
     guard.release().await.unwrap();
     // An ephemeral node cannot have children.
-    eyes.create(&home.path("leaf"), "ephemeral");
+    kazoo.create(&chroot.path("leaf"), "ephemeral");
     let error = ours.mutex("leaf").unwrap().try_lock().await.unwrap_err();
-    assert!(told(&error).contains("leaf"), "{}", told(&error));
-    assert!(!error.is_retryable(), "{}", told(&error));
+    assert!(error_chain(&error).contains("leaf"), "{}", error_chain(&error));
+    assert!(!error.is_retryable(), "{}", error_chain(&error));
 }
 
 /// A parent that has had as many children as ZooKeeper can count.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_shares_a_lock_where_the_numbers_end() {
-    let (home, mut eyes) = home();
+async fn locks_stay_exclusive_when_sequence_numbers_run_out() {
+    let (chroot, mut kazoo) = chroot();
     // A container would be reaped, and its successor begins at zero.
-    eyes.create(&home.path("full"), "persistent");
-    drop(eyes);
-    home.servers().nodes()[0].count_children_from(&home.path("full"), i32::MAX - 12);
+    kazoo.create(&chroot.path("full"), "persistent");
+    drop(kazoo);
+    chroot.servers().nodes()[0].count_children_from(&chroot.path("full"), i32::MAX - 12);
     let mut clients = Vec::new();
     for _ in 0..4 {
-        clients.push(client(&home.url(), TTL).await);
+        clients.push(client(&chroot.url(), TTL).await);
     }
     // Waiters who queue before the numbers end, and after.
     for _ in 0..4 {
         let holder = lock(&clients[0], "full").await;
-        let waiting = [waiter(&clients[1], "full").await, waiter(&clients[2], "full").await];
+        let waiting =
+            [spawn_waiter(&clients[1], "full").await, spawn_waiter(&clients[2], "full").await];
         assert!(!is_free(&clients[3], "full").await, "a newcomer is not before the holder");
         assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "one at a time");
         assert_eq!(holder.state(), State::Held);
@@ -182,18 +185,18 @@ async fn nobody_shares_a_lock_where_the_numbers_end() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!rest.is_finished(), "one at a time");
         first.release().await.unwrap();
-        let second = served(TTL, rest).await;
+        let second = await_served(TTL, rest).await;
         assert!(second.token() > last);
         second.release().await.unwrap();
     }
-    let contenders = Contenders::gather(&clients, 2, &["full"]);
-    contenders.served(40, Duration::from_secs(20)).await;
-    contenders.part().await;
+    let contenders = Contenders::start(&clients, 2, &["full"]);
+    contenders.wait_served(40, Duration::from_secs(20)).await;
+    contenders.stop_and_check().await;
 }
 
 /// Each release wakes one, however many wait.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_wait_and_one_is_woken_by_each_release() {
+async fn each_release_wakes_one_of_a_thousand_waiters() {
     const WAITERS: usize = 1000;
     const RELEASES: u64 = 50;
     let servers = ZooKeeperServers::start(1);
@@ -208,8 +211,8 @@ async fn a_thousand_wait_and_one_is_woken_by_each_release() {
         let (rwlock, tell) = (clients[number % 2].rwlock("crowded").unwrap(), tell.clone());
         tokio::spawn(async move { tell.send(rwlock.write().await) });
     }
-    let mut eyes = servers.eyes();
-    let all = || eyes.stat("/many/crowded").is_some_and(|stat| stat.children as usize > WAITERS);
+    let mut kazoo = servers.kazoo();
+    let all = || kazoo.stat("/many/crowded").is_some_and(|stat| stat.children as usize > WAITERS);
     until("a thousand wait", all);
     let events = |server: &ZooKeeperNode| server.figure("sum_node_deleted_watch_count");
     // All of them watch before the first is woken.
@@ -232,22 +235,22 @@ async fn a_thousand_wait_and_one_is_woken_by_each_release() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_user_makes_nobody_else_can_touch() {
-    let (home, mut eyes) = home();
-    let login = |user: &str| home.url().replacen("zk://", &format!("zk://{user}@"), 1);
+async fn nodes_of_a_user_are_protected_from_other_users() {
+    let (chroot, mut kazoo) = chroot();
+    let login = |user: &str| chroot.url().replacen("zk://", &format!("zk://{user}@"), 1);
     // The home itself is everybody's.
-    let open = client(&home.url(), TTL).await;
+    let open = client(&chroot.url(), TTL).await;
     lock(&open, "open").await.release().await.unwrap();
     let (ours, same) =
         (client(&login("alice:pa55word"), TTL).await, client(&login("alice:pa55word"), TTL).await);
     let guard = lock(&ours, "alices").await;
     assert!(!is_free(&same, "alices").await, "the same user is excluded by the lock alone");
-    let node = Eyes::with_login(&home.servers().hosts(), "alice:pa55word");
-    let node = home.only_node(&mut { node }, "alices");
+    let node = KazooClient::with_login(&chroot.servers().hosts(), "alice:pa55word");
+    let node = chroot.only_node(&mut { node }, "alices");
     for mut stranger in [
-        home.servers().eyes(),
-        Eyes::with_login(&home.servers().hosts(), "alice:guess"),
-        Eyes::with_login(&home.servers().hosts(), "bob:pa55word"),
+        chroot.servers().kazoo(),
+        KazooClient::with_login(&chroot.servers().hosts(), "alice:guess"),
+        KazooClient::with_login(&chroot.servers().hosts(), "bob:pa55word"),
     ] {
         assert_eq!(stranger.ask(&["delete", &node]), "{\"error\": \"NoAuthError\"}");
     }
@@ -255,28 +258,31 @@ async fn what_a_user_makes_nobody_else_can_touch() {
     for user in ["alice:guess", "bob:pa55word"] {
         let stranger = client(&login(user), TTL).await;
         let error = stranger.mutex("alices").unwrap().try_lock().await.unwrap_err();
-        assert_told(&error, &["not allowed"], false);
-        assert!(!told(&error).contains("pa55word") && !told(&error).contains("guess"));
+        assert_error(&error, &["not allowed"], false);
+        assert!(
+            !error_chain(&error).contains("pa55word") && !error_chain(&error).contains("guess")
+        );
         assert!(!format!("{stranger:?}").contains(user.split(':').next_back().unwrap()));
         let seen = stranger.list("").await.unwrap();
         let names: Vec<_> = seen.iter().map(|state| state.name.as_str()).collect();
         assert_eq!(names, ["kept"], "a listing shows what this user may see");
     }
     guard.confirm().await.unwrap();
-    assert_eq!(eyes.ask(&["acl", &home.path("kept")]), "[[\"world\", \"anyone\", 31]]");
+    assert_eq!(kazoo.ask(&["acl", &chroot.path("kept")]), "[[\"world\", \"anyone\", 31]]");
     kept.release().await.unwrap();
     guard.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_home_that_was_prepared_where_we_may_make_nothing_is_ours_all_the_same() {
-    let (home, _) = home();
-    let alice = home.url().replacen("zk://", "zk://alice:pa55word@", 1);
+async fn a_prepared_chroot_is_usable_without_the_right_to_create_it() {
+    let (chroot, _) = chroot();
+    let alice = chroot.url().replacen("zk://", "zk://alice:pa55word@", 1);
     client(&alice, TTL).await.close().await.unwrap();
-    let mut eyes = Eyes::with_login(&home.servers().hosts(), "alice:pa55word");
-    eyes.create(&home.path("team"), "persistent");
-    let team = client(&format!("{}/team", home.url()), TTL).await;
+    let mut kazoo = KazooClient::with_login(&chroot.servers().hosts(), "alice:pa55word");
+    kazoo.create(&chroot.path("team"), "persistent");
+    let team = client(&format!("{}/team", chroot.url()), TTL).await;
     lock(&team, "ours").await.release().await.unwrap();
-    let elsewhere = Lockset::builder(&format!("{}/other", home.url())).ttl(TTL).connect().await;
-    assert_told(&elsewhere.unwrap_err(), &["cannot be made"], false);
+    let other_backend =
+        Lockset::builder(&format!("{}/other", chroot.url())).ttl(TTL).connect().await;
+    assert_error(&other_backend.unwrap_err(), &["cannot be made"], false);
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use lockset::{Error, Lockset};
 use lockset_testkit::stage::ZooKeeperServers;
-use lockset_testkit::steps::{assert_told, confirmed, is_free, lock, served, told, waiter, within};
+use lockset_testkit::steps::{
+    assert_error, await_confirmed, await_served, error_chain, is_free, lock, spawn_waiter, within,
+};
 use rcgen::date_time_ymd;
 use secrets::{Authority, assert_files_are_named};
 
@@ -46,30 +48,30 @@ async fn a_server_of_an_unknown_authority_is_refused() {
     let (ours, other) = (Authority::new(), Authority::new());
     let server = server(&ours, &ours.sign("127.0.0.1", |_| {}), false);
     let nobody = refused(&server.tls_url("p")).await;
-    assert_told(&nobody, &["UnknownIssuer"], false);
+    assert_error(&nobody, &["UnknownIssuer"], false);
     let url = format!("{}?ca={}", server.tls_url("p"), other.ca());
     let somebody_else = refused(&url).await;
-    assert_told(&somebody_else, &["UnknownIssuer", "BadSignature"], false);
+    assert_error(&somebody_else, &["UnknownIssuer", "BadSignature"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_of_the_named_authority_is_used_and_found_again() {
+async fn a_server_of_the_named_authority_is_used_also_after_a_reconnect() {
     let authority = Authority::new();
     let server = server(&authority, &authority.sign("127.0.0.1", |_| {}), false);
     let url = format!("{}?ca={}", server.tls_url("tls"), authority.ca());
     let (ours, theirs) = (client(&url).await, client(&url).await);
     let guard = lock(&ours, "sealed").await;
-    let waiting = waiter(&theirs, "sealed").await;
+    let waiting = spawn_waiter(&theirs, "sealed").await;
     guard.release().await.unwrap();
-    let guard = served(ANSWERED, waiting).await;
+    let guard = await_served(ANSWERED, waiting).await;
     // Who speaks plainly sees the same lock.
     let plain = client(&server.url("tls")).await;
     assert!(!is_free(&plain, "sealed").await);
-    let waiting = waiter(&ours, "sealed").await;
+    let waiting = spawn_waiter(&ours, "sealed").await;
     server.restart_leader();
-    confirmed(TTL, &guard).await;
+    await_confirmed(TTL, &guard).await;
     guard.release().await.unwrap();
-    served(ANSWERED, waiting).await.release().await.unwrap();
+    await_served(ANSWERED, waiting).await.release().await.unwrap();
     ours.close().await.unwrap();
 }
 
@@ -86,12 +88,12 @@ async fn a_certificate_for_another_host_or_another_time_is_refused() {
     {
         let server = server(&authority, &signed, false);
         let url = format!("{}?ca={}", server.tls_url("p"), authority.ca());
-        assert_told(&refused(&url).await, &words, false);
+        assert_error(&refused(&url).await, &words, false);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
+async fn a_client_certificate_is_sent_if_the_server_requires_one() {
     let (authority, other) = (Authority::new(), Authority::new());
     let server = server(&authority, &authority.sign("127.0.0.1", |_| {}), true);
     let with = |(cert, key): &(String, String)| {
@@ -99,13 +101,13 @@ async fn a_server_that_asks_for_a_certificate_gets_ours_or_refuses() {
     };
     let (ours, strange) = (authority.sign("client", |_| {}), other.sign("client", |_| {}));
     let nobody = format!("{}?ca={}", server.tls_url("p"), authority.ca());
-    assert_told(&refused(&nobody).await, &["ertificate"], false);
-    assert_told(&refused(&with(&strange)).await, &["ertificate"], false);
+    assert_error(&refused(&nobody).await, &["ertificate"], false);
+    assert_error(&refused(&with(&strange)).await, &["ertificate"], false);
     assert!(is_free(&client(&with(&ours)).await, "known").await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_are_missing_or_something_else_are_named() {
+async fn missing_or_invalid_certificate_files_are_named() {
     let authority = Authority::new();
     let signed = authority.sign("127.0.0.1", |_| {});
     let url = |options: &str| format!("zks://127.0.0.1:1/p{options}");
@@ -113,18 +115,22 @@ async fn files_that_are_missing_or_something_else_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_and_plain_do_not_hang_on_each_other() {
+async fn tls_against_plain_fails_without_hanging() {
     let authority = Authority::new();
     let server = server(&authority, &authority.sign("127.0.0.1", |_| {}), false);
     let unsealed = server.tls_url("p").replace("zks://", "zk://");
     let error = refused(&unsealed).await;
-    assert!(!told(&error).is_empty());
+    assert!(!error_chain(&error).is_empty());
     // Both kinds of plain port: Netty's, and the usual one of Java.
     let usual = ZooKeeperServers::start(1);
     for hosts in [server.hosts(), usual.hosts()] {
         let error = refused(&format!("zks://{hosts}/p?ca={}", authority.ca())).await;
-        assert_told(&error, &["TLS"], true);
+        assert_error(&error, &["TLS"], true);
     }
     let unsealed = refused(&format!("{}?ca={}", usual.url("p"), authority.ca())).await;
-    assert!(matches!(unsealed, Error::Invalid { .. }), "it is not sealed: {}", told(&unsealed));
+    assert!(
+        matches!(unsealed, Error::Invalid { .. }),
+        "it is not sealed: {}",
+        error_chain(&unsealed)
+    );
 }

@@ -7,80 +7,80 @@ use lockset_testkit::stage::ZooKeeperServers;
 use lockset_testkit::steps::until;
 
 #[test]
-fn a_server_comes_back_with_what_it_had() {
+fn a_restarted_server_keeps_its_data() {
     let servers = ZooKeeperServers::start(1);
     assert_eq!(servers.nodes()[0].role().as_deref(), Some("standalone"));
-    let mut eyes = servers.eyes();
-    eyes.create("/a/b", "persistent");
-    eyes.set("/a/b", "kept");
-    drop(eyes);
+    let mut kazoo = servers.kazoo();
+    kazoo.create("/a/b", "persistent");
+    kazoo.set("/a/b", "kept");
+    drop(kazoo);
     let before = servers.nodes()[0].last_transaction();
     servers.restart_leader();
     assert!(servers.nodes()[0].last_transaction() >= before);
-    assert_eq!(servers.eyes().data("/a/b").as_deref(), Some("kept"));
+    assert_eq!(servers.kazoo().data("/a/b").as_deref(), Some("kept"));
 }
 
 #[test]
-fn an_ensemble_goes_on_without_its_leader_and_takes_it_back() {
+fn an_ensemble_works_without_its_leader_and_readmits_it() {
     let servers = ZooKeeperServers::start(3);
     let old = servers.leader();
-    servers.eyes().create("/kept", "persistent");
+    servers.kazoo().create("/kept", "persistent");
     servers.nodes()[old].kill();
     servers.await_another_leader(old);
-    assert!(servers.eyes().stat("/kept").is_some());
+    assert!(servers.kazoo().stat("/kept").is_some());
     servers.nodes()[old].start_again();
     servers.await_serving();
     assert_eq!(servers.nodes()[old].role().as_deref(), Some("follower"));
     servers.restart_leader();
-    assert!(servers.eyes().stat("/kept").is_some());
+    assert!(servers.kazoo().stat("/kept").is_some());
 }
 
 #[test]
-fn a_thaw_is_not_an_election() {
+fn a_thaw_causes_no_election() {
     let servers = ZooKeeperServers::start(3);
     let leader = servers.leader();
     let epoch = servers.nodes()[leader].last_transaction() >> 32;
     servers.freeze();
     std::thread::sleep(Duration::from_millis(2500));
     servers.thaw();
-    let mut eyes = servers.eyes();
-    eyes.create("/after", "persistent");
-    let written = eyes.stat("/after").unwrap().czxid;
+    let mut kazoo = servers.kazoo();
+    kazoo.create("/after", "persistent");
+    let written = kazoo.stat("/after").unwrap().czxid;
     assert_eq!((servers.leader(), written >> 32), (leader, epoch));
 }
 
 #[test]
-fn most_servers_are_enough_and_fewer_are_not() {
+fn a_majority_is_required_and_sufficient() {
     let servers = ZooKeeperServers::start(3);
     let (leader, follower) = (servers.leader(), servers.follower());
     servers.nodes()[follower].kill();
-    servers.eyes().create("/by-two", "persistent");
+    servers.kazoo().create("/by-two", "persistent");
     let other = 3 - leader - follower;
     servers.nodes()[other].kill();
     until("the last does not serve alone", || servers.nodes()[leader].role().is_none());
     servers.nodes()[other].start_again();
     until("two serve", || servers.nodes()[other].role().is_some());
-    assert!(servers.eyes().stat("/by-two").is_some());
+    assert!(servers.kazoo().stat("/by-two").is_some());
 }
 
 #[test]
-fn an_empty_container_is_reaped_and_what_a_session_made_ends_with_it() {
+fn empty_containers_are_reaped_and_ephemeral_nodes_end_with_their_session() {
     let servers = ZooKeeperServers::start(1);
-    let (mut eyes, mut another) = (servers.eyes(), servers.eyes());
-    eyes.create("/box", "container");
+    let (mut kazoo, mut another) = (servers.kazoo(), servers.kazoo());
+    kazoo.create("/box", "container");
     let made = another.create("/box/one-", "sequential");
     assert_eq!(made, "/box/one-0000000000");
-    assert_ne!(eyes.stat(&made).unwrap().owner, 0);
+    assert_ne!(kazoo.stat(&made).unwrap().owner, 0);
     // A killed client's session is not closed: it ends by its time.
     drop(another);
     let began = Instant::now();
-    until("its session ends", || eyes.stat(&made).is_none());
+    until("its session ends", || kazoo.stat(&made).is_none());
     assert!(began.elapsed() > Duration::from_secs(1), "it was closed");
-    until("the container is reaped", || eyes.stat("/box").is_none());
+    until("the container is reaped", || kazoo.stat("/box").is_none());
 }
 
 #[test]
-fn servers_end_with_the_process_that_left_them() {
+fn servers_end_with_the_test_process() {
     let servers = ZooKeeperServers::start(1);
     let port = servers.nodes()[0].port();
     drop(servers);
@@ -88,15 +88,15 @@ fn servers_end_with_the_process_that_left_them() {
 }
 
 #[test]
-fn a_server_can_be_made_to_count_beyond_its_numbers() {
+fn the_child_counter_of_a_server_can_be_set_near_its_maximum() {
     let servers = ZooKeeperServers::start(1);
-    servers.eyes().create("/counted", "persistent");
+    servers.kazoo().create("/counted", "persistent");
     servers.nodes()[0].count_children_from("/counted", i32::MAX - 1);
-    let mut eyes = servers.eyes();
+    let mut kazoo = servers.kazoo();
     // What ZooKeeper 3.8 makes of it: it stays at the last number.
     let names = ["a-2147483646", "b-2147483647", "c-2147483647", "d-2147483647"];
     for name in names {
-        let made = eyes.create(&format!("/counted/{}", &name[..2]), "sequential");
+        let made = kazoo.create(&format!("/counted/{}", &name[..2]), "sequential");
         assert_eq!(made, format!("/counted/{name}"));
     }
 }
@@ -104,10 +104,10 @@ fn a_server_can_be_made_to_count_beyond_its_numbers() {
 #[test]
 fn an_operator_can_end_a_session() {
     let servers = ZooKeeperServers::start(3);
-    let (mut eyes, mut victim) = (servers.eyes(), servers.eyes());
+    let (mut kazoo, mut victim) = (servers.kazoo(), servers.kazoo());
     let made = victim.create("/made", "ephemeral");
-    let session = eyes.stat(&made).unwrap().owner;
+    let session = kazoo.stat(&made).unwrap().owner;
     assert!(servers.server_of(session).is_some());
-    eyes.end_session(session);
-    assert!(eyes.stat(&made).is_none());
+    kazoo.end_session(session);
+    assert!(kazoo.stat(&made).is_none());
 }

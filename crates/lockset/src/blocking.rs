@@ -112,7 +112,7 @@ macro_rules! same {
     )*};
 }
 
-same!((), bool, u32, LockState, Leader, Lease, Ticket, Vec<LockState>, Vec<Holder>);
+same!((), bool, u32, Lockable, LockState, Leader, Lease, Ticket, Vec<LockState>, Vec<Holder>);
 
 /// Declares a blocking type. Each line names a method of the async type: `block` for an async
 /// method, `last` for one that consumes the value, `make` for one that returns at once but may
@@ -232,7 +232,7 @@ blocking! {
         block acquire(permits: u32) -> Guard;
         block try_acquire(permits: u32) -> Option<Guard>;
         block acquire_within(permits: u32, limit: Duration) -> Guard;
-        get permits(permits: u32) -> Result<Lockable>;
+        make permits(permits: u32) -> Lockable;
     }
 }
 

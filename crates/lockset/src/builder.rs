@@ -73,8 +73,8 @@ impl Builder {
         Self { url: url.to_owned(), settings: Settings::default(), holder_process: None }
     }
 
-    /// The default ttl of [`LockOptions`](crate::LockOptions); 30 seconds if not set. Where all locks
-    /// of a client share one session, it is the session timeout that is requested.
+    /// The default ttl of [`LockOptions`](crate::LockOptions); 30 seconds if not set. Where all
+    /// locks of a client share one session, it is the session timeout that is requested.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
         self

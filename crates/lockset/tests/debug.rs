@@ -41,7 +41,7 @@ async fn is_short_on(url: &str) {
 }
 
 #[tokio::test]
-async fn every_type_is_shown_in_one_line() {
+async fn every_type_has_a_one_line_debug_output() {
     is_short_on("memory:").await;
     #[cfg(feature = "local")]
     {

@@ -75,7 +75,7 @@ async fn all_files_are_private() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_database_is_refused_and_left_alone() {
+async fn a_file_that_is_not_a_database_is_refused_and_unchanged() {
     let (_folder, path) = scratch();
     for text in ["short".to_owned(), "long ".repeat(4000)] {
         std::fs::write(&path, &text).unwrap();
@@ -85,7 +85,7 @@ async fn a_file_that_is_no_database_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_database_of_another_program_is_refused_and_left_alone() {
+async fn a_database_of_another_program_is_refused_and_unchanged() {
     for setup in ["PRAGMA application_id = 7", "SELECT 1"] {
         let (_folder, path) = scratch();
         let db = rusqlite::Connection::open(&path).unwrap();
@@ -108,7 +108,7 @@ async fn a_newer_format_is_refused() {
 }
 
 #[tokio::test]
-async fn a_folder_that_does_not_exist_is_said() {
+async fn a_missing_folder_is_reported() {
     let (folder, _) = scratch();
     assert!(final_words(open(&folder.path().join("no/locks.db"))).contains("does not exist"));
     assert!(final_words(open(folder.path())).contains("not a file"));
@@ -239,7 +239,7 @@ async fn nothing_but_fences_and_cells_survives_a_reboot() {
 }
 
 #[tokio::test]
-async fn another_name_of_the_boot_takes_no_lock_away() {
+async fn a_different_boot_id_releases_no_lock() {
     let (folder, path) = scratch();
     let engine = open(&path).unwrap();
     let (claim, grant) = hold(&engine, LONG).await;
@@ -256,7 +256,7 @@ async fn another_name_of_the_boot_takes_no_lock_away() {
 }
 
 #[tokio::test]
-async fn a_waiter_whose_death_cannot_be_seen_is_passed_over_after_a_minute() {
+async fn a_waiter_whose_death_cannot_be_detected_is_skipped_after_a_minute() {
     let (_folder, path) = scratch();
     let engine = open(&path).unwrap();
     let (held, grant) = hold(&engine, LONG).await;
@@ -294,7 +294,7 @@ async fn a_waiter_whose_death_cannot_be_seen_is_passed_over_after_a_minute() {
 }
 
 #[tokio::test]
-async fn who_waits_for_long_shows_up() {
+async fn a_long_wait_refreshes_its_queue_entry() {
     let (_folder, path) = scratch();
     let engine = open(&path).unwrap();
     hold(&engine, LONG).await;
@@ -346,7 +346,7 @@ fn run(program: &str, arguments: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_read_only_file_system_is_said() {
+async fn a_read_only_file_system_is_reported() {
     let disk = Tmpfs::mount("size=4m");
     disk.remount("ro");
     assert!(final_words(open(&disk.file())).contains("read-only"));
@@ -359,7 +359,7 @@ async fn a_read_only_file_system_is_said() {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_said_and_loses_nothing() {
+async fn a_full_disk_is_reported_and_loses_nothing() {
     let disk = Tmpfs::mount("size=512k");
     let engine = open(&disk.file()).unwrap();
     let (claim, grant) = hold(&engine, LONG).await;
@@ -463,7 +463,7 @@ impl Drop for Other {
 }
 
 #[tokio::test]
-async fn a_killed_holder_is_succeeded_at_once_by_who_waits() {
+async fn a_waiter_succeeds_a_killed_holder_at_once() {
     let (_folder, path) = scratch();
     let engine = open(&path).unwrap();
     let mut other = Other::holding(&path, LONG, &[]);
@@ -479,7 +479,7 @@ async fn a_killed_holder_is_succeeded_at_once_by_who_waits() {
 }
 
 #[tokio::test]
-async fn a_killed_holder_is_succeeded_at_once_by_who_tries() {
+async fn try_lock_succeeds_a_killed_holder_at_once() {
     let (_folder, path) = scratch();
     let engine = open(&path).unwrap();
     let mut other = Other::holding(&path, LONG, &[]);
@@ -490,7 +490,7 @@ async fn a_killed_holder_is_succeeded_at_once_by_who_tries() {
 }
 
 #[tokio::test]
-async fn a_client_is_told_at_once_that_its_stand_in_died() {
+async fn a_client_is_notified_at_once_that_its_bound_process_died() {
     let (_folder, path) = scratch();
     let engine = open(&path).unwrap();
     let stand_in = |pid| {
@@ -535,7 +535,7 @@ async fn a_killed_waiter_delays_nobody() {
 }
 
 #[tokio::test]
-async fn a_process_that_waits_is_told_by_the_release() {
+async fn a_waiting_process_is_notified_by_the_release() {
     let (_folder, path) = scratch();
     let engine = open(&path).unwrap();
     let (held, grant) = hold(&engine, LONG).await;

@@ -24,7 +24,7 @@ impl std::io::Write for Log {
 
 /// One test, because the recorder and the subscriber are those of the process.
 #[test]
-fn waiting_holding_renewing_losing_and_releasing_are_seen() {
+fn waiting_holding_renewing_losing_and_releasing_are_reported() {
     let recorder = DebuggingRecorder::new();
     let snapshots = recorder.snapshotter();
     recorder.install().unwrap();

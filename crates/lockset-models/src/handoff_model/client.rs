@@ -3,7 +3,7 @@
 //! All times are relative to now: what is left of a span, or how long ago something was sent.
 
 use super::rules::{Leases, Rule, Rules};
-use super::server::{Answer, Token};
+use super::server::{Reply, Token};
 
 /// How far a claim has come, as its client knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -44,12 +44,12 @@ pub struct Claim {
     /// When the next heartbeat or renewal is due, where timers are explored.
     pub timer: u8,
     /// When it is to look, if it was told before it knew that it waits.
-    pub told: Option<u8>,
+    pub notified: Option<u8>,
 }
 
 /// The rules and leases that a client goes by.
 #[derive(Clone, Copy, Debug)]
-pub struct Habits {
+pub struct ClientRules {
     /// Which rules it keeps.
     pub rules: Rules,
     /// How long leases are.
@@ -58,62 +58,62 @@ pub struct Habits {
 
 impl Claim {
     /// Whether its owner acts as the holder.
-    pub fn believes(&self) -> bool {
+    pub fn believes_it_holds(&self) -> bool {
         self.phase == Phase::Holding && self.valid > 0
     }
 
     /// C1: the first request that may queue it goes out.
-    pub fn begins(&mut self, habits: Habits) {
+    pub fn begin(&mut self, client_rules: ClientRules) {
         self.phase = Phase::Asking;
-        self.counted = habits.leases.f;
+        self.counted = client_rules.leases.f;
     }
 
     /// A request sent `age` ago was answered.
-    pub fn answered(&mut self, habits: Habits, age: u8, answer: Answer) {
-        let Leases { f, ttl, .. } = habits.leases;
-        match answer {
-            Answer::GrantedNow(token) => self.granted(habits, token, ttl.saturating_sub(age)),
-            Answer::Granted(token, left) => {
-                let until = match habits.rules.keep(Rule::CountsFromQueued) {
+    pub fn on_reply(&mut self, client_rules: ClientRules, age: u8, reply: Reply) {
+        let Leases { f, ttl, .. } = client_rules.leases;
+        match reply {
+            Reply::GrantedNow(token) => self.granted(client_rules, token, ttl.saturating_sub(age)),
+            Reply::Granted(token, left) => {
+                let until = match client_rules.rules.keep(Rule::CountsFromQueued) {
                     true => self.counted.max(left.saturating_sub(age)),
                     false => f.saturating_sub(age),
                 };
-                self.granted(habits, token, until);
+                self.granted(client_rules, token, until);
             }
-            Answer::Queued { stamp, .. } => self.queued(habits, age, stamp),
-            Answer::Gone => self.gone(habits),
-            Answer::Busy => self.phase = Phase::Done,
+            Reply::Queued { stamp, .. } => self.queued(client_rules, age, stamp),
+            Reply::Gone => self.gone(client_rules),
+            Reply::Busy => self.phase = Phase::Done,
         }
     }
 
     /// A push was read.
-    pub fn pushed(&mut self, habits: Habits, token: Token) {
-        let until = match habits.rules.keep(Rule::CountsFromSending) {
+    pub fn pushed(&mut self, client_rules: ClientRules, token: Token) {
+        let until = match client_rules.rules.keep(Rule::CountsFromSending) {
             true => self.counted,
-            false => habits.leases.f,
+            false => client_rules.leases.f,
         };
-        self.granted(habits, token, until);
+        self.granted(client_rules, token, until);
     }
 
     /// A renewal sent `age` ago was answered.
-    pub fn renewed(&mut self, habits: Habits, age: u8, token: Token, fine: bool) {
+    pub fn renewed(&mut self, client_rules: ClientRules, age: u8, token: Token, fine: bool) {
         if token != self.token || self.phase != Phase::Holding {
             return;
         }
         match fine {
-            true => self.valid = self.valid.max(habits.leases.ttl.saturating_sub(age)),
-            false => self.is_over(habits),
+            true => self.valid = self.valid.max(client_rules.leases.ttl.saturating_sub(age)),
+            false => self.on_loss(client_rules),
         }
     }
 
     /// Its owner releases it or gives up waiting: C5 decides on the mark. `unanswered`: a request
     /// that may create it is under way.
-    pub fn ends(&mut self, habits: Habits, unanswered: bool) {
+    pub fn begin_end(&mut self, client_rules: ClientRules, unanswered: bool) {
         let holds = self.phase == Phase::Holding;
         let in_doubt = self.dirty || unanswered;
         self.dirty = match holds {
-            true => in_doubt && habits.rules.keep(Rule::DirtyReleaseMarks),
-            false => habits.rules.keep(Rule::WithdrawalMarks),
+            true => in_doubt && client_rules.rules.keep(Rule::DirtyReleaseLeavesTombstone),
+            false => client_rules.rules.keep(Rule::WithdrawalLeavesTombstone),
         };
         if !holds {
             self.token = 0;
@@ -126,12 +126,12 @@ impl Claim {
         self.counted = self.counted.saturating_sub(1);
         self.valid = self.valid.saturating_sub(1);
         self.timer = self.timer.saturating_sub(1);
-        self.told = self.told.map(|told| told.saturating_sub(1));
+        self.notified = self.notified.map(|notified| notified.saturating_sub(1));
     }
 
     /// C2: a grant counts if it is above the stamp and above the one that is known.
-    fn granted(&mut self, habits: Habits, token: Token, until: u8) {
-        if habits.rules.keep(Rule::Stamp) && token <= self.stamp {
+    fn granted(&mut self, client_rules: ClientRules, token: Token, until: u8) {
+        if client_rules.rules.keep(Rule::Stamp) && token <= self.stamp {
             return;
         }
         if token > self.token {
@@ -142,11 +142,11 @@ impl Claim {
     }
 
     /// C1, and C2 for a grant that is known already.
-    fn queued(&mut self, habits: Habits, age: u8, stamp: Token) {
-        self.counted = self.counted.max(habits.leases.f.saturating_sub(age));
+    fn queued(&mut self, client_rules: ClientRules, age: u8, stamp: Token) {
+        self.counted = self.counted.max(client_rules.leases.f.saturating_sub(age));
         self.stamp = self.stamp.max(stamp);
         if self.phase == Phase::Holding {
-            if self.token > self.stamp || !habits.rules.keep(Rule::Stamp) {
+            if self.token > self.stamp || !client_rules.rules.keep(Rule::Stamp) {
                 self.valid = self.valid.max(self.counted);
                 return;
             }
@@ -156,16 +156,16 @@ impl Claim {
     }
 
     /// C3.
-    fn gone(&mut self, habits: Habits) {
-        match habits.rules.keep(Rule::NewIdAfterGone) {
-            true => self.is_over(habits),
+    fn gone(&mut self, client_rules: ClientRules) {
+        match client_rules.rules.keep(Rule::NewIdAfterGone) {
+            true => self.on_loss(client_rules),
             false => self.phase = Phase::Asking,
         }
     }
 
     /// C5: a dirty claim that is over must be ended where it may yet arrive.
-    fn is_over(&mut self, habits: Habits) {
-        let in_doubt = self.dirty && habits.rules.keep(Rule::DirtyEndsAlways);
+    fn on_loss(&mut self, client_rules: ClientRules) {
+        let in_doubt = self.dirty && client_rules.rules.keep(Rule::DirtyEndsAlways);
         self.phase = if in_doubt { Phase::Ending } else { Phase::Done };
         (self.token, self.valid) = (0, 0);
     }

@@ -12,31 +12,31 @@ pub enum Rule {
     /// C3: an id is never queued again after `gone`.
     NewIdAfterGone,
     /// C5: the release of a dirty claim leaves a mark.
-    DirtyReleaseMarks,
+    DirtyReleaseLeavesTombstone,
     /// C5: a dirty claim that ends by `gone` or `lost` is ended on the server too.
     DirtyEndsAlways,
     /// C5: a withdrawal leaves a mark.
-    WithdrawalMarks,
+    WithdrawalLeavesTombstone,
     /// HAND-ON, in ACQUIRE and HEARTBEAT: whoever finds the lock free hands it on.
-    HandOnWhenFree,
+    HandOverWhenFree,
     /// HAND-ON: a waiter that does not hear keeps its place.
-    UnheardKeepsPlace,
+    UnreachableKeepsEntry,
     /// ACQUIRE 2 and 3: a claim that holds or waits already is recognised.
-    AcquireKnowsItself,
+    AcquireIsIdempotent,
     /// HEARTBEAT: a waiter that was granted the lock is told so.
-    HeartbeatTellsGrant,
+    HeartbeatReportsGrant,
     /// RENEW: id and token must be those of the holder.
     RenewChecksToken,
     /// END 3: what bears the id goes, whatever its token.
-    EndsByIdAlone,
+    EndMatchesById,
     /// END 5: the next claim is refused if it is marked.
-    NextLooksAtMark,
+    NextChecksTombstone,
     /// END 5: a next claim that holds or waits already is recognised.
-    NextKnowsItself,
+    NextIsIdempotent,
     /// Courtesy: nobody who waits is granted a lock that is left free.
     LeftFreeStaysFree,
     /// Courtesy: the first waiter is told when to look.
-    FirstIsTold,
+    FirstIsNotified,
 }
 
 /// All rules, or all but some.

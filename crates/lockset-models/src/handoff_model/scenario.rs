@@ -1,21 +1,21 @@
 //! Who takes part in an exploration, what may happen, and what is looked for.
 
-use super::client::Habits;
+use super::client::ClientRules;
 use super::rules::{Leases, Rule, Rules};
 use super::server::Id;
 use super::steps::{Step, steps};
-use super::world::{Breach, CLAIMS, Faults, World};
+use super::world::{CLAIMS, Faults, Violation, World};
 use crate::explorer::{Model, Next};
 
 /// What is explored.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The rules and leases of everybody.
-    pub habits: Habits,
+    pub client_rules: ClientRules,
     /// The process of each claim.
     pub processes: Vec<u8>,
     /// The claims are alike: they begin in order, since any other order is the same by other names.
-    pub alike: bool,
+    pub symmetric: bool,
     /// The first claim is released with the second as its next; the second begins only so.
     pub gate: bool,
     /// Who waits may give up.
@@ -25,25 +25,25 @@ pub struct Scenario {
     /// Faults that may happen, each at any moment.
     pub faults: Faults,
     /// No request is sent while so many letters are under way.
-    pub letters: usize,
+    pub messages: usize,
     /// Heartbeats of one claim that may be under way at once.
-    pub beats: usize,
+    pub heartbeats_in_flight: usize,
     /// Timers and bounded ways, to see how long the last claim waits; without them anything may
     /// take any time.
     pub timers: Option<Timers>,
     /// For how many ticks a release leaves the lock free, if it does.
     pub courtesy: u8,
     /// The one breach that counts; all if none.
-    pub seeks: Option<Breach>,
+    pub looks_for: Option<Violation>,
 }
 
 /// When things happen at the latest.
 #[derive(Clone, Copy, Debug)]
 pub struct Timers {
     /// A letter is under way for at most so many ticks.
-    pub way: u8,
+    pub max_transit: u8,
     /// A heartbeat goes out every so many ticks.
-    pub beat: u8,
+    pub heartbeat_interval: u8,
     /// The last claim waits at most for so many ticks while nobody alive holds.
     pub bound: u8,
 }
@@ -53,18 +53,18 @@ impl Scenario {
     pub fn clients(count: u8) -> Self {
         assert!(usize::from(count) <= CLAIMS, "the model has room for {CLAIMS} claims");
         Self {
-            habits: Habits { rules: Rules::ALL, leases: Leases::new(1, 2, 3) },
+            client_rules: ClientRules { rules: Rules::ALL, leases: Leases::new(1, 2, 3) },
             processes: (0..count).collect(),
-            alike: true,
+            symmetric: true,
             gate: false,
             cancels: true,
             late: true,
             faults: Faults::default(),
-            letters: 3,
-            beats: 1,
+            messages: 3,
+            heartbeats_in_flight: 1,
             timers: None,
             courtesy: 1,
-            seeks: None,
+            looks_for: None,
         }
     }
 
@@ -72,12 +72,12 @@ impl Scenario {
     /// third is of another process.
     pub fn gate(count: u8) -> Self {
         let processes = [0, 0, 1][..usize::from(count)].to_vec();
-        Self { processes, alike: false, gate: true, ..Self::clients(count) }
+        Self { processes, symmetric: false, gate: true, ..Self::clients(count) }
     }
 
     /// Without these rules.
     pub fn without(mut self, rules: &[Rule]) -> Self {
-        self.habits.rules = Rules::without(rules);
+        self.client_rules.rules = Rules::without(rules);
         self
     }
 
@@ -106,38 +106,38 @@ impl Scenario {
     }
 
     /// With so many letters under way.
-    pub fn letters(mut self, count: usize) -> Self {
-        self.letters = count;
+    pub fn messages(mut self, count: usize) -> Self {
+        self.messages = count;
         self
     }
 
     /// With these leases.
     pub fn leases(mut self, q: u8, f: u8, ttl: u8) -> Self {
-        self.habits.leases = Leases::new(q, f, ttl);
+        self.client_rules.leases = Leases::new(q, f, ttl);
         self
     }
 
     /// Nobody gives up waiting.
-    pub fn patient(mut self) -> Self {
+    pub fn without_cancels(mut self) -> Self {
         self.cancels = false;
         self
     }
 
     /// Nothing arrives late.
-    pub fn prompt(mut self) -> Self {
+    pub fn without_late_requests(mut self) -> Self {
         self.late = false;
         self
     }
 
     /// With timers.
-    pub fn timers(mut self, way: u8, beat: u8, bound: u8) -> Self {
-        self.timers = Some(Timers { way, beat, bound });
+    pub fn timers(mut self, max_transit: u8, heartbeat_interval: u8, bound: u8) -> Self {
+        self.timers = Some(Timers { max_transit, heartbeat_interval, bound });
         self
     }
 
     /// Looking for this breach only.
-    pub fn seeks(mut self, breach: Breach) -> Self {
-        self.seeks = Some(breach);
+    pub fn looks_for(mut self, violation: Violation) -> Self {
+        self.looks_for = Some(violation);
         self
     }
 
@@ -160,7 +160,7 @@ impl Scenario {
 impl Model for Scenario {
     type State = World;
     type Step = Step;
-    type Breach = Breach;
+    type Violation = Violation;
 
     fn first(&self) -> World {
         World { faults: self.faults, ..World::default() }
@@ -170,8 +170,8 @@ impl Model for Scenario {
         steps(self, world)
     }
 
-    fn seeks(&self, breach: Breach) -> bool {
-        self.seeks.is_none_or(|one| one == breach)
+    fn looks_for(&self, violation: Violation) -> bool {
+        self.looks_for.is_none_or(|one| one == violation)
     }
 
     fn measure(&self, world: &World) -> u8 {

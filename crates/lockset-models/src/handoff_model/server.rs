@@ -17,9 +17,9 @@ pub struct Server {
     /// The greatest ticket or token given so far.
     pub fence: Token,
     /// Who waits, first come first.
-    pub queue: Vec<Place>,
+    pub queue: Vec<QueueEntry>,
     /// The claims that are refused from now on, a bit each.
-    pub marks: u64,
+    pub tombstones: u64,
     /// For how many more ticks the lock is left free.
     pub free: u8,
 }
@@ -37,7 +37,7 @@ pub struct Lock {
 
 /// A waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct QueueEntry {
     /// Which claim.
     pub id: Id,
     /// For how many ticks it lives without a heartbeat; 0: its deadline has passed.
@@ -46,7 +46,7 @@ pub struct Place {
 
 /// What a claim is told of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Answer {
+pub enum Reply {
     /// The lock was free: the whole ttl.
     GrantedNow(Token),
     /// It holds already, with so much left.
@@ -56,7 +56,7 @@ pub enum Answer {
         /// The fence.
         stamp: Token,
         /// How many are before it.
-        place: u8,
+        position: u8,
         /// What the holder has left.
         left: u8,
     },
@@ -71,13 +71,13 @@ impl Server {
     pub fn tick(&mut self) {
         self.lock = self.lock.filter(|lock| lock.left > 1);
         self.lock.iter_mut().for_each(|lock| lock.left -= 1);
-        self.queue.iter_mut().for_each(|place| place.left = place.left.saturating_sub(1));
+        self.queue.iter_mut().for_each(|entry| entry.left = entry.left.saturating_sub(1));
         self.free = self.free.saturating_sub(1);
     }
 
     /// Whether this claim waits.
     pub fn is_queued(&self, id: Id) -> bool {
-        self.queue.iter().any(|place| place.id == id)
+        self.queue.iter().any(|entry| entry.id == id)
     }
 
     /// Whether this claim holds.
@@ -90,7 +90,7 @@ impl Server {
     }
 
     fn unqueue(&mut self, id: Id) {
-        self.queue.retain(|place| place.id != id);
+        self.queue.retain(|entry| entry.id != id);
     }
 }
 
@@ -101,22 +101,22 @@ pub struct Script<'a> {
     rules: Rules,
     leases: Leases,
     /// The claims for whose inbox PUBLISH counts a subscriber, a bit each.
-    heard: u64,
+    reachable: u64,
     /// For how many ticks a release leaves the lock free, if this one does.
     courtesy: Option<u8>,
     /// Who was written to, and which token.
     pub pushed: Option<(Id, Token)>,
     /// Who was told that the lock is left free, and for how many ticks.
-    pub told: Option<(Id, u8)>,
+    pub notified: Option<(Id, u8)>,
     /// Who lost a place that still lived.
-    pub thrown_out: Option<Id>,
+    pub evicted: Option<Id>,
 }
 
 impl<'a> Script<'a> {
     /// A script begins.
-    pub fn new(server: &'a mut Server, rules: Rules, leases: Leases, heard: u64) -> Self {
-        let (courtesy, pushed, told, thrown_out) = (None, None, None, None);
-        Self { server, rules, leases, heard, courtesy, pushed, told, thrown_out }
+    pub fn new(server: &'a mut Server, rules: Rules, leases: Leases, reachable: u64) -> Self {
+        let (courtesy, pushed, notified, evicted) = (None, None, None, None);
+        Self { server, rules, leases, reachable, courtesy, pushed, notified, evicted }
     }
 
     /// A release leaves the lock free for so many ticks.
@@ -126,32 +126,32 @@ impl<'a> Script<'a> {
     }
 
     /// ACQUIRE: a claim's first request, or its repetition.
-    pub fn acquire(&mut self, id: Id, wait: bool) -> Answer {
-        if self.is_marked(id) {
-            return Answer::Gone;
+    pub fn acquire(&mut self, id: Id, wait: bool) -> Reply {
+        if self.has_tombstone(id) {
+            return Reply::Gone;
         }
-        let is_kept = self.is_left_free() && !self.server.queue.is_empty();
-        self.take(id, wait, self.rules.keep(Rule::AcquireKnowsItself), is_kept)
+        let is_reserved = self.is_left_free() && !self.server.queue.is_empty();
+        self.take(id, wait, self.rules.keep(Rule::AcquireIsIdempotent), is_reserved)
     }
 
     /// HEARTBEAT: never inserts.
-    pub fn heartbeat(&mut self, id: Id) -> Answer {
-        if self.is_marked(id) {
-            return Answer::Gone;
+    pub fn heartbeat(&mut self, id: Id) -> Reply {
+        if self.has_tombstone(id) {
+            return Reply::Gone;
         }
         if let Some(lock) = self.server.held_by(id) {
-            return match self.rules.keep(Rule::HeartbeatTellsGrant) {
-                true => Answer::Granted(lock.token, lock.left),
+            return match self.rules.keep(Rule::HeartbeatReportsGrant) {
+                true => Reply::Granted(lock.token, lock.left),
                 false => self.queued(id),
             };
         }
         if !self.refresh(id) {
-            return Answer::Gone;
+            return Reply::Gone;
         }
-        if self.rules.keep(Rule::HandOnWhenFree) {
-            self.hand_on(Some(id));
+        if self.rules.keep(Rule::HandOverWhenFree) {
+            self.hand_over(Some(id));
         }
-        self.standing(id)
+        self.reply_for(id)
     }
 
     /// RENEW: never creates.
@@ -171,16 +171,17 @@ impl<'a> Script<'a> {
         &mut self,
         id: Id,
         token: Option<Token>,
-        mark: bool,
+        tombstone: bool,
         next: Option<Id>,
-    ) -> (bool, Option<Answer>) {
-        if mark {
-            self.server.marks |= 1 << id;
+    ) -> (bool, Option<Reply>) {
+        if tombstone {
+            self.server.tombstones |= 1 << id;
         }
         self.server.unqueue(id);
         let held = self.server.held_by(id).map(|lock| lock.token);
         let released = held.is_some() && held == token;
-        if held.is_some() && (released || token.is_none() || self.rules.keep(Rule::EndsByIdAlone)) {
+        if held.is_some() && (released || token.is_none() || self.rules.keep(Rule::EndMatchesById))
+        {
             self.server.lock = None;
         }
         let next = next.filter(|_| released);
@@ -189,26 +190,28 @@ impl<'a> Script<'a> {
             self.refresh(next);
         }
         if !is_free {
-            self.hand_on(next);
+            self.hand_over(next);
         }
         let Some(next) = next else { return (released, None) };
-        if self.is_marked(next) && self.rules.keep(Rule::NextLooksAtMark) {
-            return (true, Some(Answer::Gone));
+        if self.has_tombstone(next) && self.rules.keep(Rule::NextChecksTombstone) {
+            return (true, Some(Reply::Gone));
         }
-        let knows_itself = self.rules.keep(Rule::NextKnowsItself);
-        (true, Some(self.take(next, true, knows_itself, self.is_left_free())))
+        let is_idempotent = self.rules.keep(Rule::NextIsIdempotent);
+        (true, Some(self.take(next, true, is_idempotent, self.is_left_free())))
     }
 
     /// Courtesy: the lock stays free for those who poll, and the first waiter that lives and hears
     /// is told when that is over. Not if there is none, and no next claim either.
     fn leave_free(&mut self, next: Option<Id>) -> bool {
         let Some(ticks) = self.courtesy else { return false };
-        let hears = |place: &&Place| place.left > 0 && self.heard & (1 << place.id) != 0;
-        let first = self.server.queue.iter().find(hears).map(|place| place.id);
+        let is_reachable =
+            |entry: &&QueueEntry| entry.left > 0 && self.reachable & (1 << entry.id) != 0;
+        let first = self.server.queue.iter().find(is_reachable).map(|entry| entry.id);
         if first.is_none() && next.is_none() {
             return false;
         }
-        self.told = first.filter(|_| self.rules.keep(Rule::FirstIsTold)).map(|id| (id, ticks));
+        self.notified =
+            first.filter(|_| self.rules.keep(Rule::FirstIsNotified)).map(|id| (id, ticks));
         self.server.free = ticks;
         true
     }
@@ -219,71 +222,74 @@ impl<'a> Script<'a> {
     }
 
     /// HAND-ON: a free lock goes to the first waiter that lives and hears. `me` hears by the reply.
-    fn hand_on(&mut self, me: Option<Id>) {
+    fn hand_over(&mut self, me: Option<Id>) {
         let mut at = 0;
         if self.is_left_free() {
             return;
         }
         while self.server.lock.is_none() && at < self.server.queue.len() {
-            let Place { id, left } = self.server.queue[at];
+            let QueueEntry { id, left } = self.server.queue[at];
             if left == 0 {
                 self.server.queue.remove(at);
-            } else if me == Some(id) || self.heard & (1 << id) != 0 {
+            } else if me == Some(id) || self.reachable & (1 << id) != 0 {
                 self.server.queue.remove(at);
                 let token = self.hold(id, self.leases.f);
                 self.pushed = (me != Some(id)).then_some((id, token));
-            } else if self.rules.keep(Rule::UnheardKeepsPlace) {
+            } else if self.rules.keep(Rule::UnreachableKeepsEntry) {
                 at += 1;
             } else {
                 self.server.queue.remove(at);
-                self.thrown_out = Some(id);
+                self.evicted = Some(id);
             }
         }
     }
 
     /// ACQUIRE from 2 on, and END 5. `is_kept`: the lock is left free, and not for this claim.
-    fn take(&mut self, id: Id, wait: bool, knows_itself: bool, is_kept: bool) -> Answer {
-        if knows_itself && self.server.is_held_by(id) {
-            return self.standing(id);
+    fn take(&mut self, id: Id, wait: bool, is_idempotent: bool, is_reserved: bool) -> Reply {
+        if is_idempotent && self.server.is_held_by(id) {
+            return self.reply_for(id);
         }
-        if knows_itself && self.refresh(id) {
-            self.hand_on(Some(id));
-            return self.standing(id);
+        if is_idempotent && self.refresh(id) {
+            self.hand_over(Some(id));
+            return self.reply_for(id);
         }
-        let hands_on = self.rules.keep(Rule::HandOnWhenFree);
-        if hands_on {
-            self.hand_on(None);
+        let hands_over = self.rules.keep(Rule::HandOverWhenFree);
+        if hands_over {
+            self.hand_over(None);
         }
-        if self.server.lock.is_none() && !is_kept && (hands_on || self.server.queue.is_empty()) {
-            return Answer::GrantedNow(self.hold(id, self.leases.ttl));
+        if self.server.lock.is_none()
+            && !is_reserved
+            && (hands_over || self.server.queue.is_empty())
+        {
+            return Reply::GrantedNow(self.hold(id, self.leases.ttl));
         }
         if !wait {
-            return Answer::Busy;
+            return Reply::Busy;
         }
         // A member of a sorted set is there once, by its newest ticket.
         self.server.unqueue(id);
         self.next();
-        self.server.queue.push(Place { id, left: self.leases.q });
+        self.server.queue.push(QueueEntry { id, left: self.leases.q });
         self.queued(id)
     }
 
-    fn standing(&self, id: Id) -> Answer {
+    fn reply_for(&self, id: Id) -> Reply {
         match self.server.held_by(id) {
-            Some(lock) => Answer::Granted(lock.token, lock.left),
+            Some(lock) => Reply::Granted(lock.token, lock.left),
             None => self.queued(id),
         }
     }
 
-    fn queued(&self, id: Id) -> Answer {
-        let place = self.server.queue.iter().position(|place| place.id == id).unwrap_or(0) as u8;
+    fn queued(&self, id: Id) -> Reply {
+        let position = self.server.queue.iter().position(|entry| entry.id == id).unwrap_or(0) as u8;
         let left = self.server.lock.map_or(self.server.free, |lock| lock.left);
-        Answer::Queued { stamp: self.server.fence, place, left }
+        Reply::Queued { stamp: self.server.fence, position, left }
     }
 
     /// The place of this claim lives for another q, if it has one.
     fn refresh(&mut self, id: Id) -> bool {
-        let place = self.server.queue.iter_mut().find(|place| place.id == id);
-        place.map(|place| place.left = self.leases.q).is_some()
+        let entry = self.server.queue.iter_mut().find(|entry| entry.id == id);
+        entry.map(|entry| entry.left = self.leases.q).is_some()
     }
 
     fn hold(&mut self, id: Id, left: u8) -> Token {
@@ -299,7 +305,7 @@ impl<'a> Script<'a> {
         self.server.fence
     }
 
-    fn is_marked(&self, id: Id) -> bool {
-        self.server.marks & (1 << id) != 0
+    fn has_tombstone(&self, id: Id) -> bool {
+        self.server.tombstones & (1 << id) != 0
     }
 }

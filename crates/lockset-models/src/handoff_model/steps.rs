@@ -5,23 +5,23 @@ use std::fmt;
 
 use super::client::{Claim, Phase};
 use super::scenario::{Scenario, Timers};
-use super::server::{Answer, Id, Script};
-use super::world::{Breach, Letter, Text, World};
+use super::server::{Id, Reply, Script};
+use super::world::{Message, Payload, Violation, World};
 use crate::explorer::Next;
 
 /// Something that happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A client sends a request.
-    Send(Id, Text),
+    Send(Id, Payload),
     /// The server executes a request; PUBLISH to a dead connection may still count it.
-    Execute(Letter, bool),
+    Execute(Message, bool),
     /// The server executes a release, and leaves the lock free.
-    LeaveFree(Letter),
+    LeaveFree(Message),
     /// A client reads a reply or a push.
-    Read(Letter),
+    Read(Message),
     /// A push is lost.
-    LosePush(Letter),
+    LosePush(Message),
     /// The connection of a process is cut; so many of its requests may still arrive.
     Cut(u8, u32),
     /// It is made again, and the inbox subscribed.
@@ -35,17 +35,25 @@ pub enum Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |id: Id| char::from(b'A' + id);
-        let late = |letter: &Letter| if letter.late { "late " } else { "" };
+        let late = |message: &Message| if message.late { "late " } else { "" };
         match self {
-            Step::Send(id, text) => write!(f, "{} sends {text:?}", name(*id)),
-            Step::Execute(letter, _) => {
-                write!(f, "executed: {}{:?} of {}", late(letter), letter.text, name(letter.id))
+            Step::Send(id, payload) => write!(f, "{} sends {payload:?}", name(*id)),
+            Step::Execute(message, _) => {
+                write!(
+                    f,
+                    "executed: {}{:?} of {}",
+                    late(message),
+                    message.payload,
+                    name(message.id)
+                )
             }
-            Step::LeaveFree(letter) => {
-                write!(f, "executed, and left free: {:?} of {}", letter.text, name(letter.id))
+            Step::LeaveFree(message) => {
+                write!(f, "executed, and left free: {:?} of {}", message.payload, name(message.id))
             }
-            Step::Read(letter) => write!(f, "{} reads {:?}", name(letter.id), letter.text),
-            Step::LosePush(letter) => write!(f, "{:?} to {} is lost", letter.text, name(letter.id)),
+            Step::Read(message) => write!(f, "{} reads {:?}", name(message.id), message.payload),
+            Step::LosePush(message) => {
+                write!(f, "{:?} to {} is lost", message.payload, name(message.id))
+            }
             Step::Cut(process, late) => write!(f, "process {process} is cut off, {late} late"),
             Step::Reconnect(process) => write!(f, "process {process} reconnects"),
             Step::Crash(process, late) => write!(f, "process {process} dies, {late} late"),
@@ -57,20 +65,20 @@ impl fmt::Display for Step {
 /// All steps from here.
 pub(super) fn steps(scenario: &Scenario, world: &World) -> Vec<Next<Scenario>> {
     let mut all = Steps { scenario, world, found: Vec::with_capacity(16) };
-    let served = |id: Id| world.claims[usize::from(id)].believes();
+    let served = |id: Id| world.claims[usize::from(id)].believes_it_holds();
     if scenario.observed().is_some_and(served) {
         return all.found;
     }
     for id in scenario.ids() {
-        all.sending(id);
+        all.send_steps(id);
     }
-    for at in 0..world.mail.len() {
-        all.delivering(at);
+    for at in 0..world.in_flight.len() {
+        all.delivery_steps(at);
     }
     for process in 0..=scenario.processes.iter().copied().max().unwrap_or(0) {
-        all.breaking(process);
+        all.fault_steps(process);
     }
-    all.passing();
+    all.tick_step();
     all.found
 }
 
@@ -85,32 +93,34 @@ impl Steps<'_> {
         &self.world.claims[usize::from(id)]
     }
 
-    fn add(&mut self, step: Step, mut world: World, breach: Option<Breach>) {
+    fn add(&mut self, step: Step, mut world: World, violation: Option<Violation>) {
         world.normalize(self.scenario);
-        let breach = breach.or_else(|| world.breach());
-        self.found.push((step, world, breach));
+        let violation = violation.or_else(|| world.violation());
+        self.found.push((step, world, violation));
     }
 
     /// What the client of this claim may send.
-    fn sending(&mut self, id: Id) {
+    fn send_steps(&mut self, id: Id) {
         let is_down = self.world.down & (1 << self.scenario.process(id)) != 0;
-        if is_down || self.world.mail.len() >= self.scenario.letters {
+        if is_down || self.world.in_flight.len() >= self.scenario.messages {
             return;
         }
         let timed = self.scenario.timers.is_some();
         let claim = *self.claim(id);
         let due = !timed || claim.timer == 0;
         match claim.phase {
-            Phase::Idle if self.may_begin(id) => self.send(id, Text::Acquire),
+            Phase::Idle if self.may_begin(id) => self.send(id, Payload::Acquire),
             // C3: until the first `queued`, ACQUIRE again after a reconnection.
-            Phase::Asking if !self.world.is_creating(id) => self.send(id, Text::Acquire),
+            Phase::Asking if !self.world.is_creating(id) => self.send(id, Payload::Acquire),
             // C3: after it only heartbeats.
-            Phase::Waiting if due && self.is_quiet(id) => self.send(id, Text::Heartbeat),
-            // C4: a grant that is not believed any more, or not yet, is renewed first.
-            Phase::Holding if due && self.renewals(id) == 0 => {
-                self.send(id, Text::Renew(claim.token));
+            Phase::Waiting if due && self.may_send_heartbeat(id) => {
+                self.send(id, Payload::Heartbeat)
             }
-            Phase::Ending if !self.is_ending(id) => self.end(id, None),
+            // C4: a grant that is not believed any more, or not yet, is renewed first.
+            Phase::Holding if due && self.renewals_in_flight(id) == 0 => {
+                self.send(id, Payload::Renew(claim.token));
+            }
+            Phase::Ending if !self.end_in_flight(id) => self.end(id, None),
             _ => {}
         }
         let may_leave = match claim.phase {
@@ -128,38 +138,43 @@ impl Steps<'_> {
     }
 
     fn may_begin(&self, id: Id) -> bool {
-        let in_turn = !self.scenario.alike || id == 0 || self.claim(id - 1).phase != Phase::Idle;
+        let in_turn =
+            !self.scenario.symmetric || id == 0 || self.claim(id - 1).phase != Phase::Idle;
         in_turn && !(self.scenario.gate && id == 1)
     }
 
-    fn is_quiet(&self, id: Id) -> bool {
-        let kind = |text| matches!(text, Text::Heartbeat | Text::Beaten(_));
-        self.world.unanswered(id, kind) < self.scenario.beats
+    fn may_send_heartbeat(&self, id: Id) -> bool {
+        let kind = |payload| matches!(payload, Payload::Heartbeat | Payload::HeartbeatReply(_));
+        self.world.unanswered(id, kind) < self.scenario.heartbeats_in_flight
     }
 
-    fn renewals(&self, id: Id) -> usize {
-        self.world.unanswered(id, |text| matches!(text, Text::Renew(_) | Text::Renewed(..)))
+    fn renewals_in_flight(&self, id: Id) -> usize {
+        self.world.unanswered(id, |payload| {
+            matches!(payload, Payload::Renew(_) | Payload::RenewReply(..))
+        })
     }
 
-    fn is_ending(&self, id: Id) -> bool {
-        self.world.unanswered(id, |text| matches!(text, Text::End(..) | Text::Ended(_))) > 0
+    fn end_in_flight(&self, id: Id) -> bool {
+        self.world
+            .unanswered(id, |payload| matches!(payload, Payload::End(..) | Payload::EndReply(_)))
+            > 0
     }
 
-    fn send(&mut self, id: Id, text: Text) {
+    fn send(&mut self, id: Id, payload: Payload) {
         let mut world = self.world.clone();
         let claim = &mut world.claims[usize::from(id)];
         if claim.phase == Phase::Idle {
-            claim.begins(self.scenario.habits);
+            claim.begin(self.scenario.client_rules);
         }
         if let Some(timers) = self.scenario.timers {
-            claim.timer = match text {
-                Text::Heartbeat => timers.beat,
-                Text::Renew(_) => self.scenario.habits.leases.ttl / 3,
+            claim.timer = match payload {
+                Payload::Heartbeat => timers.heartbeat_interval,
+                Payload::Renew(_) => self.scenario.client_rules.leases.ttl / 3,
                 _ => claim.timer,
             };
         }
-        world.mail.push(Letter { id, text, age: 0, way: 0, late: false });
-        self.add(Step::Send(id, text), world, None);
+        world.in_flight.push(Message { id, payload, age: 0, transit: 0, late: false });
+        self.add(Step::Send(id, payload), world, None);
     }
 
     /// END goes out, for the first time or again. C6: nothing else does from now on.
@@ -168,162 +183,172 @@ impl Steps<'_> {
         let creating = world.is_creating(id);
         let claim = &mut world.claims[usize::from(id)];
         if claim.phase != Phase::Ending {
-            claim.ends(self.scenario.habits, creating);
+            claim.begin_end(self.scenario.client_rules, creating);
         }
         let token = Some(claim.token).filter(|token| *token > 0);
-        let text = Text::End(token, claim.dirty, next);
+        let payload = Payload::End(token, claim.dirty, next);
         if let Some(next) = next {
-            world.claims[usize::from(next)].begins(self.scenario.habits);
+            world.claims[usize::from(next)].begin(self.scenario.client_rules);
         }
-        world.mail.push(Letter { id, text, age: 0, way: 0, late: false });
-        self.add(Step::Send(id, text), world, None);
+        world.in_flight.push(Message { id, payload, age: 0, transit: 0, late: false });
+        self.add(Step::Send(id, payload), world, None);
     }
 
     /// What may become of a letter.
-    fn delivering(&mut self, at: usize) {
-        let letter = self.world.mail[at];
-        if !letter.text.is_request() {
+    fn delivery_steps(&mut self, at: usize) {
+        let message = self.world.in_flight[at];
+        if !message.payload.is_request() {
             return self.read(at);
         }
         self.execute(at, false, false);
-        if self.world.faults.courtesies > 0 && matches!(letter.text, Text::End(..)) {
+        if self.world.faults.courtesies > 0 && matches!(message.payload, Payload::End(..)) {
             self.execute(at, false, true);
         }
-        let is_deaf = |id: Id| self.world.down & (1 << self.scenario.process(id)) != 0;
-        if self.world.server.queue.iter().any(|place| is_deaf(place.id)) {
+        let is_unreachable = |id: Id| self.world.down & (1 << self.scenario.process(id)) != 0;
+        if self.world.server.queue.iter().any(|entry| is_unreachable(entry.id)) {
             self.execute(at, true, false);
         }
     }
 
-    fn execute(&mut self, at: usize, counts_the_dead: bool, leaves_free: bool) {
+    fn execute(&mut self, at: usize, counts_dead_subscribers: bool, leaves_lock_free: bool) {
         let mut world = self.world.clone();
-        let letter = world.mail.swap_remove(at);
+        let message = world.in_flight.swap_remove(at);
         let scenario = self.scenario;
-        let hears = |id: &Id| world.down & (1 << scenario.process(*id)) == 0;
-        let heard = scenario.ids().filter(|id| counts_the_dead || hears(id));
-        let heard = heard.fold(0, |heard, id| heard | 1 << id);
-        let habits = scenario.habits;
-        let mut script = Script::new(&mut world.server, habits.rules, habits.leases, heard);
-        if leaves_free {
+        let is_reachable = |id: &Id| world.down & (1 << scenario.process(*id)) == 0;
+        let reachable = scenario.ids().filter(|id| counts_dead_subscribers || is_reachable(id));
+        let reachable = reachable.fold(0, |reachable, id| reachable | 1 << id);
+        let client_rules = scenario.client_rules;
+        let mut script =
+            Script::new(&mut world.server, client_rules.rules, client_rules.leases, reachable);
+        if leaves_lock_free {
             script = script.with_courtesy(scenario.courtesy);
         }
-        let id = letter.id;
-        let reply = match letter.text {
-            Text::Acquire => Text::Acquired(script.acquire(id, true)),
-            Text::Heartbeat => Text::Beaten(script.heartbeat(id)),
-            Text::Renew(token) => Text::Renewed(token, script.renew(id, token)),
-            Text::End(token, mark, next) => {
-                let (_, answer) = script.end(id, token, mark, next);
+        let id = message.id;
+        let reply = match message.payload {
+            Payload::Acquire => Payload::AcquireReply(script.acquire(id, true)),
+            Payload::Heartbeat => Payload::HeartbeatReply(script.heartbeat(id)),
+            Payload::Renew(token) => Payload::RenewReply(token, script.renew(id, token)),
+            Payload::End(token, tombstone, next) => {
+                let (_, reply) = script.end(id, token, tombstone, next);
                 world.over |= 1 << id;
-                Text::Ended(next.map(|next| (next, answer)))
+                Payload::EndReply(next.map(|next| (next, reply)))
             }
             _ => return,
         };
-        let (pushed, told, thrown_out) = (script.pushed, script.told, script.thrown_out);
-        if leaves_free && world.server.free == 0 {
+        let (pushed, notified, evicted) = (script.pushed, script.notified, script.evicted);
+        if leaves_lock_free && world.server.free == 0 {
             // Nobody to be courteous to: the same as without.
             return;
         }
-        world.faults.courtesies -= u8::from(leaves_free);
-        if !letter.late {
-            world.mail.push(Letter { text: reply, way: 0, ..letter });
+        world.faults.courtesies -= u8::from(leaves_lock_free);
+        if !message.late {
+            world.in_flight.push(Message { payload: reply, transit: 0, ..message });
         }
         if let Some((to, token)) = pushed
             && world.down & (1 << scenario.process(to)) == 0
         {
-            let text = Text::Push(token);
-            world.mail.push(Letter { id: to, text, age: 0, way: 0, late: false });
+            let payload = Payload::Push(token);
+            world.in_flight.push(Message { id: to, payload, age: 0, transit: 0, late: false });
         }
-        if let Some((to, ticks)) = told.filter(|_| scenario.timers.is_some()) {
-            let text = Text::LeftFree(ticks);
-            world.mail.push(Letter { id: to, text, age: 0, way: 0, late: false });
+        if let Some((to, ticks)) = notified.filter(|_| scenario.timers.is_some()) {
+            let payload = Payload::LeftFree(ticks);
+            world.in_flight.push(Message { id: to, payload, age: 0, transit: 0, late: false });
         }
-        let breach = self.breach_of(&world, thrown_out);
-        let step = match leaves_free {
-            true => Step::LeaveFree(letter),
-            false => Step::Execute(letter, counts_the_dead),
+        let violation = self.violation_of(&world, evicted);
+        let step = match leaves_lock_free {
+            true => Step::LeaveFree(message),
+            false => Step::Execute(message, counts_dead_subscribers),
         };
-        self.add(step, world, breach);
+        self.add(step, world, violation);
     }
 
     /// What a script must not do, seen from before and after.
-    fn breach_of(&self, after: &World, thrown_out: Option<Id>) -> Option<Breach> {
-        if thrown_out.is_some_and(|id| self.claim(id).phase != Phase::Crashed) {
-            return Some(Breach::ThrownOut);
+    fn violation_of(&self, after: &World, evicted: Option<Id>) -> Option<Violation> {
+        if evicted.is_some_and(|id| self.claim(id).phase != Phase::Crashed) {
+            return Some(Violation::LiveWaiterEvicted);
         }
         let before = &self.world.server;
         let holder = |lock: super::server::Lock| (lock.id, lock.token);
         let granted =
             after.server.lock.filter(|_| after.server.lock.map(holder) != before.lock.map(holder));
         if granted.is_some() && before.free > 0 && !before.queue.is_empty() {
-            return Some(Breach::NotLeftFree);
+            return Some(Violation::NotLeftFree);
         }
-        granted.filter(|lock| lock.token <= before.fence).map(|_| Breach::TokenFell)
+        granted.filter(|lock| lock.token <= before.fence).map(|_| Violation::TokenFell)
     }
 
     fn read(&mut self, at: usize) {
         let mut world = self.world.clone();
-        let letter = world.mail.swap_remove(at);
-        let is_push = matches!(letter.text, Text::Push(_) | Text::LeftFree(_));
+        let message = world.in_flight.swap_remove(at);
+        let is_push = matches!(message.payload, Payload::Push(_) | Payload::LeftFree(_));
         if self.world.faults.lost_pushes > 0 && is_push {
             let mut lost = world.clone();
             lost.faults.lost_pushes -= 1;
-            self.add(Step::LosePush(letter), lost, None);
+            self.add(Step::LosePush(message), lost, None);
         }
-        let habits = self.scenario.habits;
-        let claim = &mut world.claims[usize::from(letter.id)];
-        match letter.text {
-            Text::Acquired(answer) | Text::Beaten(answer) => self.answer(claim, letter.age, answer),
-            Text::Renewed(token, fine) => claim.renewed(habits, letter.age, token, fine),
-            Text::Push(token) => {
+        let client_rules = self.scenario.client_rules;
+        let claim = &mut world.claims[usize::from(message.id)];
+        match message.payload {
+            Payload::AcquireReply(reply) | Payload::HeartbeatReply(reply) => {
+                self.reply(claim, message.age, reply)
+            }
+            Payload::RenewReply(token, fine) => {
+                claim.renewed(client_rules, message.age, token, fine)
+            }
+            Payload::Push(token) => {
                 let before = *claim;
-                claim.pushed(habits, token);
-                self.set_timer(before, claim, letter.age, None);
+                claim.pushed(client_rules, token);
+                self.set_timer(before, claim, message.age, None);
             }
             // C9: it looks when that is over.
-            Text::LeftFree(ticks) => match claim.phase {
+            Payload::LeftFree(ticks) => match claim.phase {
                 Phase::Waiting => claim.timer = claim.timer.min(ticks),
-                _ => claim.told = Some(ticks),
+                _ => claim.notified = Some(ticks),
             },
-            Text::Ended(next) => {
+            Payload::EndReply(next) => {
                 if claim.phase == Phase::Ending {
                     claim.phase = Phase::Done;
                 }
-                if let Some((next, Some(answer))) = next {
+                if let Some((next, Some(reply))) = next {
                     let next = &mut world.claims[usize::from(next)];
                     if !matches!(next.phase, Phase::Ending | Phase::Done) {
-                        self.answer(next, letter.age, answer);
+                        self.reply(next, message.age, reply);
                     }
                 }
             }
             _ => {}
         }
-        self.add(Step::Read(letter), world, None);
+        self.add(Step::Read(message), world, None);
     }
 
-    fn answer(&self, claim: &mut Claim, age: u8, answer: Answer) {
+    fn reply(&self, claim: &mut Claim, age: u8, reply: Reply) {
         let before = *claim;
-        claim.answered(self.scenario.habits, age, answer);
-        self.set_timer(before, claim, age, Some(answer));
+        claim.on_reply(self.scenario.client_rules, age, reply);
+        self.set_timer(before, claim, age, Some(reply));
     }
 
     /// C4 and C9: when the next heartbeat or renewal is due.
-    fn set_timer(&self, before: Claim, claim: &mut Claim, age: u8, answer: Option<Answer>) {
+    fn set_timer(&self, before: Claim, claim: &mut Claim, age: u8, reply: Option<Reply>) {
         let Some(timers) = self.scenario.timers else { return };
-        let leases = self.scenario.habits.leases;
-        match (claim.phase, answer) {
-            (Phase::Waiting, Some(Answer::Queued { place, left, .. })) => {
-                let beat = match before.phase {
+        let leases = self.scenario.client_rules.leases;
+        match (claim.phase, reply) {
+            (Phase::Waiting, Some(Reply::Queued { position, left, .. })) => {
+                let heartbeat_interval = match before.phase {
                     Phase::Waiting => claim.timer,
-                    _ => timers.beat.saturating_sub(age),
+                    _ => timers.heartbeat_interval.saturating_sub(age),
                 };
-                let beat = beat.min(claim.told.take().unwrap_or(beat));
+                let heartbeat_interval =
+                    heartbeat_interval.min(claim.notified.take().unwrap_or(heartbeat_interval));
                 // Without a lease before it there is no end to look at.
-                claim.timer = if left > 0 { beat.min(left + place) } else { beat };
+                claim.timer = if left > 0 {
+                    heartbeat_interval.min(left + position)
+                } else {
+                    heartbeat_interval
+                };
             }
             (Phase::Holding, _) if claim.token != before.token => {
-                claim.timer = match answer {
-                    Some(Answer::GrantedNow(_)) => (leases.ttl / 3).saturating_sub(age),
+                claim.timer = match reply {
+                    Some(Reply::GrantedNow(_)) => (leases.ttl / 3).saturating_sub(age),
                     _ => claim.counted.saturating_sub(leases.f - leases.f / 3),
                 };
             }
@@ -332,21 +357,21 @@ impl Steps<'_> {
     }
 
     /// What may break, and be mended.
-    fn breaking(&mut self, process: u8) {
+    fn fault_steps(&mut self, process: u8) {
         let bit = 1 << process;
-        let mine = |id: &Id| self.scenario.process(*id) == process;
-        let phases = || self.scenario.ids().filter(mine).map(|id| self.claim(id).phase);
+        let of_process = |id: &Id| self.scenario.process(*id) == process;
+        let phases = || self.scenario.ids().filter(of_process).map(|id| self.claim(id).phase);
         if phases().any(|phase| phase == Phase::Crashed) {
             return;
         }
         if self.world.down & bit != 0 {
             let mut world = World { down: self.world.down & !bit, ..self.world.clone() };
             // C8: who waits shows that it lives at once.
-            let mine = self.scenario.ids().filter(mine).map(usize::from);
-            mine.for_each(|id| world.claims[id].timer = 0);
+            let of_process = self.scenario.ids().filter(of_process).map(usize::from);
+            of_process.for_each(|id| world.claims[id].timer = 0);
             return self.add(Step::Reconnect(process), world, None);
         }
-        let watched = self.scenario.observed().is_some_and(|id| mine(&id));
+        let watched = self.scenario.observed().is_some_and(|id| of_process(&id));
         if phases().all(|phase| matches!(phase, Phase::Idle | Phase::Done)) {
             return;
         }
@@ -360,18 +385,20 @@ impl Steps<'_> {
 
     /// The connection ends: of its requests any may be lost and any may come late, what it was to
     /// be told is lost.
-    fn cut(&mut self, process: u8, dies: bool) {
+    fn cut(&mut self, process: u8, crashes_process: bool) {
         let scenario = self.scenario;
-        let mine = |id: Id| scenario.process(id) == process;
-        let is_open = |letter: &Letter| mine(letter.id) && !letter.late && letter.text.is_request();
-        let open = self.world.mail.iter().filter(|letter| is_open(letter)).count() as u32;
+        let of_process = |id: Id| scenario.process(id) == process;
+        let is_open = |message: &Message| {
+            of_process(message.id) && !message.late && message.payload.is_request()
+        };
+        let open = self.world.in_flight.iter().filter(|message| is_open(message)).count() as u32;
         let choices = if scenario.late { 1_u32 << open } else { 1 };
         for kept in 0..choices {
             let mut world = self.world.clone();
-            for id in scenario.ids().filter(|id| mine(*id)) {
+            for id in scenario.ids().filter(|id| of_process(*id)) {
                 let in_doubt = world.is_creating(id);
                 let claim = &mut world.claims[usize::from(id)];
-                match (dies, claim.phase) {
+                match (crashes_process, claim.phase) {
                     (true, Phase::Done) => {}
                     (true, _) => claim.phase = Phase::Crashed,
                     // What it will be ended with was decided when its END went out.
@@ -379,50 +406,51 @@ impl Steps<'_> {
                 }
             }
             let mut nth = 0;
-            world.mail.retain_mut(|letter| {
-                if is_open(letter) {
-                    letter.late = kept & (1 << nth) != 0;
+            world.in_flight.retain_mut(|message| {
+                if is_open(message) {
+                    message.late = kept & (1 << nth) != 0;
                     nth += 1;
-                    return letter.late;
+                    return message.late;
                 }
-                letter.late || !mine(letter.id)
+                message.late || !of_process(message.id)
             });
             world.down |= 1 << process;
             let late = kept.count_ones();
-            let step = match dies {
+            let step = match crashes_process {
                 true => Step::Crash(process, late),
                 false => Step::Cut(process, late),
             };
-            world.faults.crashes -= u8::from(dies);
-            world.faults.cuts -= u8::from(!dies);
+            world.faults.crashes -= u8::from(crashes_process);
+            world.faults.cuts -= u8::from(!crashes_process);
             self.add(step, world, None);
         }
     }
 
-    fn passing(&mut self) {
+    fn tick_step(&mut self) {
         if self.scenario.timers.is_some_and(|timers| self.is_urgent(timers)) {
             return;
         }
         let mut world = self.world.clone();
         world.server.tick();
         world.claims.iter_mut().for_each(Claim::tick);
-        for letter in &mut world.mail {
-            letter.age = letter.age.saturating_add(1);
-            letter.way = letter.way.saturating_add(1);
+        for message in &mut world.in_flight {
+            message.age = message.age.saturating_add(1);
+            message.transit = message.transit.saturating_add(1);
         }
-        let mut breach = None;
+        let mut violation = None;
         if let (Some(id), Some(timers)) = (self.scenario.observed(), self.scenario.timers) {
             let waits = self.claim(id).phase != Phase::Idle;
-            let nobody = !self.world.claims.iter().any(Claim::believes);
-            world.idle += u8::from(waits && nobody);
-            breach = (world.idle > timers.bound).then_some(Breach::WaitsTooLong);
+            let no_holder = !self.world.claims.iter().any(Claim::believes_it_holds);
+            world.idle += u8::from(waits && no_holder);
+            violation = (world.idle > timers.bound).then_some(Violation::WaitsTooLong);
         }
-        self.add(Step::Tick, world, breach);
+        self.add(Step::Tick, world, violation);
     }
 
     /// Whether something must happen before time may pass.
     fn is_urgent(&self, timers: Timers) -> bool {
-        let arriving = self.world.mail.iter().any(|letter| letter.way >= timers.way);
+        let arriving =
+            self.world.in_flight.iter().any(|message| message.transit >= timers.max_transit);
         arriving || self.scenario.ids().any(|id| self.is_due(id))
     }
 
@@ -434,9 +462,9 @@ impl Steps<'_> {
             // A connection is made again at once.
             _ if is_down => true,
             Phase::Asking => !self.world.is_creating(id),
-            Phase::Waiting => claim.timer == 0 && self.is_quiet(id),
-            Phase::Holding => claim.timer == 0 && self.renewals(id) == 0,
-            Phase::Ending => !self.is_ending(id),
+            Phase::Waiting => claim.timer == 0 && self.may_send_heartbeat(id),
+            Phase::Holding => claim.timer == 0 && self.renewals_in_flight(id) == 0,
+            Phase::Ending => !self.end_in_flight(id),
         }
     }
 }

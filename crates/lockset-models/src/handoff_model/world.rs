@@ -2,7 +2,7 @@
 
 use super::client::{Claim, Phase};
 use super::scenario::Scenario;
-use super::server::{Answer, Id, Server, Token};
+use super::server::{Id, Reply, Server, Token};
 
 /// At most so many claims.
 pub(super) const CLAIMS: usize = 3;
@@ -18,7 +18,7 @@ pub struct World {
     /// The processes whose connection is down, a bit each.
     pub down: u8,
     /// What is under way, in any order.
-    pub mail: Vec<Letter>,
+    pub in_flight: Vec<Message>,
     /// The claims that are over: their END was executed, or their client forgot them.
     pub over: u8,
     /// Faults that may still happen.
@@ -42,22 +42,22 @@ pub struct Faults {
 
 /// Something under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Letter {
+pub struct Message {
     /// Whose it is.
     pub id: Id,
     /// What it says.
-    pub text: Text,
+    pub payload: Payload,
     /// How long ago the request was sent.
     pub age: u8,
     /// For how long it has been under way itself, where that is bounded.
-    pub way: u8,
+    pub transit: u8,
     /// Its connection was given up: it may arrive, its reply does not.
     pub late: bool,
 }
 
 /// What a letter says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Text {
+pub enum Payload {
     /// A request.
     Acquire,
     /// A request.
@@ -67,41 +67,41 @@ pub enum Text {
     /// A request; a withdrawal has no token.
     End(Option<Token>, bool, Option<Id>),
     /// The reply to ACQUIRE.
-    Acquired(Answer),
+    AcquireReply(Reply),
     /// The reply to HEARTBEAT.
-    Beaten(Answer),
+    HeartbeatReply(Reply),
     /// The reply to RENEW.
-    Renewed(Token, bool),
+    RenewReply(Token, bool),
     /// The reply to END, with what became of the next claim; without an answer it is untouched.
-    Ended(Option<(Id, Option<Answer>)>),
+    EndReply(Option<(Id, Option<Reply>)>),
     /// A grant.
     Push(Token),
     /// The lock is left free for so many ticks. Only where timers are explored.
     LeftFree(u8),
 }
 
-impl Text {
+impl Payload {
     /// Whether the server is to read it.
     pub fn is_request(self) -> bool {
-        matches!(self, Text::Acquire | Text::Heartbeat | Text::Renew(_) | Text::End(..))
+        matches!(self, Payload::Acquire | Payload::Heartbeat | Payload::Renew(_) | Payload::End(..))
     }
 }
 
 /// A promise that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Breach {
+pub enum Violation {
     /// S1.
-    TwoBelievers,
+    TwoHolders,
     /// I1: somebody believes by another token or for longer than the lock is theirs.
-    BeliefWithoutLease,
+    HeldWithoutLease,
     /// I2: a grant whose token is not above all before.
     TokenFell,
     /// I3: a claim holds or waits after its end.
-    AfterTheEnd,
+    AliveAfterEnd,
     /// A claim holds and waits, or waits twice.
-    BesideItself,
+    DuplicateEntry,
     /// A live waiter lost its place.
-    ThrownOut,
+    LiveWaiterEvicted,
     /// A lock that was left free was granted before its time.
     NotLeftFree,
     /// The observed waiter waited for longer than the bound while nobody alive held.
@@ -110,25 +110,25 @@ pub enum Breach {
 
 impl World {
     /// The promise that is broken in this state.
-    pub fn breach(&self) -> Option<Breach> {
-        let believers = || (0..).zip(&self.claims).filter(|(_, claim)| claim.believes());
-        if believers().count() > 1 {
-            return Some(Breach::TwoBelievers);
+    pub fn violation(&self) -> Option<Violation> {
+        let holders = || (0..).zip(&self.claims).filter(|(_, claim)| claim.believes_it_holds());
+        if holders().count() > 1 {
+            return Some(Violation::TwoHolders);
         }
-        for (id, claim) in believers() {
+        for (id, claim) in holders() {
             let lock = self.server.lock.filter(|lock| lock.id == id && lock.token == claim.token);
             if lock.is_none_or(|lock| lock.left < claim.valid) {
-                return Some(Breach::BeliefWithoutLease);
+                return Some(Violation::HeldWithoutLease);
             }
         }
         for id in 0..CLAIMS as Id {
             let held = self.server.is_held_by(id);
-            let places = self.server.queue.iter().filter(|place| place.id == id).count();
-            if usize::from(held) + places > 1 {
-                return Some(Breach::BesideItself);
+            let entries = self.server.queue.iter().filter(|entry| entry.id == id).count();
+            if usize::from(held) + entries > 1 {
+                return Some(Violation::DuplicateEntry);
             }
-            if (held || places > 0) && self.over & (1 << id) != 0 {
-                return Some(Breach::AfterTheEnd);
+            if (held || entries > 0) && self.over & (1 << id) != 0 {
+                return Some(Violation::AliveAfterEnd);
             }
         }
         None
@@ -137,19 +137,19 @@ impl World {
     /// A request that may create this claim was sent over the connection that stands, and its
     /// answer was not read.
     pub fn is_creating(&self, id: Id) -> bool {
-        self.mail.iter().filter(|letter| !letter.late).any(|letter| match letter.text {
-            Text::Acquire | Text::Acquired(_) => letter.id == id,
-            Text::End(_, _, next) => next == Some(id),
-            Text::Ended(next) => next.is_some_and(|(next, _)| next == id),
+        self.in_flight.iter().filter(|message| !message.late).any(|message| match message.payload {
+            Payload::Acquire | Payload::AcquireReply(_) => message.id == id,
+            Payload::End(_, _, next) => next == Some(id),
+            Payload::EndReply(next) => next.is_some_and(|(next, _)| next == id),
             _ => false,
         })
     }
 
     /// How many requests of this kind were sent over the connection that stands, without an answer
     /// that was read.
-    pub fn unanswered(&self, id: Id, kind: fn(Text) -> bool) -> usize {
-        let mine = self.mail.iter().filter(|letter| letter.id == id && !letter.late);
-        mine.filter(|letter| kind(letter.text)).count()
+    pub fn unanswered(&self, id: Id, kind: fn(Payload) -> bool) -> usize {
+        let of_process = self.in_flight.iter().filter(|message| message.id == id && !message.late);
+        of_process.filter(|message| kind(message.payload)).count()
     }
 
     /// Brings a state to the one form that all states have that are the same.
@@ -166,19 +166,22 @@ impl World {
             }
         }
         let claims = &self.claims;
-        self.mail.retain(|letter| !is_idle(claims, letter));
-        let oldest = scenario.habits.leases.ttl;
-        for letter in &mut self.mail {
-            let ageless = letter.late
-                || matches!(letter.text, Text::End(_, _, None) | Text::Push(_) | Text::LeftFree(_));
-            letter.age = if ageless { 0 } else { letter.age.min(oldest) };
+        self.in_flight.retain(|message| !is_ignored(claims, message));
+        let oldest = scenario.client_rules.leases.ttl;
+        for message in &mut self.in_flight {
+            let ageless = message.late
+                || matches!(
+                    message.payload,
+                    Payload::End(_, _, None) | Payload::Push(_) | Payload::LeftFree(_)
+                );
+            message.age = if ageless { 0 } else { message.age.min(oldest) };
             if scenario.timers.is_none() {
-                letter.way = 0;
-                forget_place(&mut letter.text);
+                message.transit = 0;
+                clear_position(&mut message.payload);
             }
         }
         self.renumber();
-        self.mail.sort_unstable();
+        self.in_flight.sort_unstable();
     }
 
     /// Tokens by their rank: only their order matters.
@@ -204,22 +207,24 @@ impl World {
             visit(&mut claim.stamp);
             visit(&mut claim.token);
         }
-        let mut in_answer = |answer: &mut Answer| match answer {
-            Answer::GrantedNow(token) | Answer::Granted(token, _) => visit(token),
-            Answer::Queued { stamp, .. } => visit(stamp),
-            Answer::Busy | Answer::Gone => {}
+        let mut in_reply = |reply: &mut Reply| match reply {
+            Reply::GrantedNow(token) | Reply::Granted(token, _) => visit(token),
+            Reply::Queued { stamp, .. } => visit(stamp),
+            Reply::Busy | Reply::Gone => {}
         };
-        for letter in &mut self.mail {
-            match &mut letter.text {
-                Text::Acquired(answer) | Text::Beaten(answer) => in_answer(answer),
-                Text::Ended(Some((_, Some(answer)))) => in_answer(answer),
+        for message in &mut self.in_flight {
+            match &mut message.payload {
+                Payload::AcquireReply(reply) | Payload::HeartbeatReply(reply) => in_reply(reply),
+                Payload::EndReply(Some((_, Some(reply)))) => in_reply(reply),
                 _ => {}
             }
         }
-        for letter in &mut self.mail {
-            match &mut letter.text {
-                Text::Renew(token) | Text::Renewed(token, _) | Text::Push(token) => visit(token),
-                Text::End(Some(token), ..) => visit(token),
+        for message in &mut self.in_flight {
+            match &mut message.payload {
+                Payload::Renew(token) | Payload::RenewReply(token, _) | Payload::Push(token) => {
+                    visit(token)
+                }
+                Payload::End(Some(token), ..) => visit(token),
                 _ => {}
             }
         }
@@ -227,28 +232,29 @@ impl World {
 }
 
 /// A letter to a claim that would make nothing of it.
-fn is_idle(claims: &[Claim; CLAIMS], letter: &Letter) -> bool {
-    let phase = claims[usize::from(letter.id)].phase;
+fn is_ignored(claims: &[Claim; CLAIMS], message: &Message) -> bool {
+    let phase = claims[usize::from(message.id)].phase;
     let over = matches!(phase, Phase::Done | Phase::Crashed);
-    match letter.text {
-        Text::Acquired(_)
-        | Text::Beaten(_)
-        | Text::Renewed(..)
-        | Text::Push(_)
-        | Text::LeftFree(_) => over || phase == Phase::Ending,
-        Text::Ended(None) => over,
+    match message.payload {
+        Payload::AcquireReply(_)
+        | Payload::HeartbeatReply(_)
+        | Payload::RenewReply(..)
+        | Payload::Push(_)
+        | Payload::LeftFree(_) => over || phase == Phase::Ending,
+        Payload::EndReply(None) => over,
         _ => false,
     }
 }
 
 /// The place and what is left before it only set timers.
-fn forget_place(text: &mut Text) {
-    let (Text::Acquired(answer) | Text::Beaten(answer) | Text::Ended(Some((_, Some(answer))))) =
-        text
+fn clear_position(payload: &mut Payload) {
+    let (Payload::AcquireReply(reply)
+    | Payload::HeartbeatReply(reply)
+    | Payload::EndReply(Some((_, Some(reply))))) = payload
     else {
         return;
     };
-    if let Answer::Queued { place, left, .. } = answer {
-        (*place, *left) = (0, 0);
+    if let Reply::Queued { position, left, .. } = reply {
+        (*position, *left) = (0, 0);
     }
 }

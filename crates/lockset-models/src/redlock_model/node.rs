@@ -37,7 +37,7 @@ impl Values {
     }
 
     /// Forgets all about them but whether this one is in it, and whether a lower one is.
-    pub(super) fn round(&mut self, value: Value) {
+    pub(super) fn coarsen(&mut self, value: Value) {
         *self = Self(self.0 & (1 << value) | u32::from(!self.below(value).is_empty()));
     }
 
@@ -57,14 +57,14 @@ pub struct Node {
     /// Who holds there.
     pub holder: Option<Id>,
     /// It was restarted and does not answer yet.
-    pub away: bool,
+    pub is_down: bool,
     /// What passed between it and each attempt.
-    pub cells: [Cell; ATTEMPTS],
+    pub per_attempt: [NodeReplies; ATTEMPTS],
 }
 
 /// What passed between a node and an attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Cell {
+pub struct NodeReplies {
     /// A GRANT was executed: another would be a duplicate.
     pub granted: bool,
     /// What the node answered to GRANT, and what it was raised to.
@@ -84,7 +84,7 @@ impl Node {
     }
 
     /// All that makes a difference.
-    pub(super) fn essence(&self) -> (Value, Option<Id>, bool, [Cell; ATTEMPTS]) {
-        (self.fence, self.holder, self.away, self.cells)
+    pub(super) fn canonical(&self) -> (Value, Option<Id>, bool, [NodeReplies; ATTEMPTS]) {
+        (self.fence, self.holder, self.is_down, self.per_attempt)
     }
 }

@@ -3,7 +3,7 @@
 use super::node::Value;
 use super::rules::{Rule, Rules};
 use super::steps::{Step, steps};
-use super::world::{ATTEMPTS, Breach, NODES, World};
+use super::world::{ATTEMPTS, NODES, Violation, World};
 use crate::explorer::{Model, Next};
 
 /// What is explored.
@@ -32,7 +32,7 @@ pub struct Scenario {
     /// Holders write to a register that refuses lower tokens than it has seen.
     pub register: bool,
     /// The one breach that counts; all if none.
-    pub seeks: Option<Breach>,
+    pub looks_for: Option<Violation>,
 }
 
 /// What a GRANT may propose as its token.
@@ -52,7 +52,7 @@ pub enum Restart {
     /// At once.
     AtOnce,
     /// When all leases are over and nothing that was sent before is under way.
-    WhenAllIsOver,
+    AfterAllLeasesEnd,
 }
 
 impl Scenario {
@@ -72,7 +72,7 @@ impl Scenario {
             seeds: 0,
             margin: 0,
             register: false,
-            seeks: None,
+            looks_for: None,
         }
     }
 
@@ -125,8 +125,8 @@ impl Scenario {
     }
 
     /// Looking for this breach only.
-    pub fn seeks(mut self, breach: Breach) -> Self {
-        self.seeks = Some(breach);
+    pub fn looks_for(mut self, violation: Violation) -> Self {
+        self.looks_for = Some(violation);
         self
     }
 
@@ -139,7 +139,7 @@ impl Scenario {
 impl Model for Scenario {
     type State = World;
     type Step = Step;
-    type Breach = Breach;
+    type Violation = Violation;
 
     fn first(&self) -> World {
         let Self { duplicates, seeds, crashes, .. } = *self;
@@ -152,7 +152,7 @@ impl Model for Scenario {
         steps(self, world)
     }
 
-    fn seeks(&self, breach: Breach) -> bool {
-        self.seeks.is_none_or(|one| one == breach)
+    fn looks_for(&self, violation: Violation) -> bool {
+        self.looks_for.is_none_or(|one| one == violation)
     }
 }

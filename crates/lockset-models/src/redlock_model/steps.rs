@@ -3,17 +3,17 @@
 
 use std::fmt;
 
-use super::node::{Cell, Node, Value, Values};
+use super::node::{Node, NodeReplies, Value, Values};
 use super::rules::Rule;
 use super::scenario::{Proposals, Restart, Scenario};
-use super::world::{Attempt, Breach, Id, NODES, Phase, World};
+use super::world::{Attempt, Id, NODES, Phase, Violation, World};
 use crate::explorer::Next;
 
 /// Something that happens, and the nodes after it.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// What happens.
-    pub act: Act,
+    pub action: Action,
     /// How many nodes there are.
     count: usize,
     /// What they are called, their fences and their holders.
@@ -22,7 +22,7 @@ pub struct Step {
 
 /// What happens. Nodes are named by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum Action {
     /// An attempt begins: GRANT is sent to all nodes.
     Begin(Id),
     /// A node executes GRANT and answers; for the second time if it is a duplicate.
@@ -49,43 +49,43 @@ pub enum Act {
     Write(Id, Value),
 }
 
-fn letter(id: Id) -> char {
+fn label(id: Id) -> char {
     char::from(b'A' + id)
 }
 
-impl fmt::Display for Act {
+impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Act::Begin(id) => write!(f, "{} begins", letter(id)),
-            Act::Grant(id, node, value, again) => {
+            Action::Begin(id) => write!(f, "{} begins", label(id)),
+            Action::Grant(id, node, value, again) => {
                 let again = if again { ", a duplicate" } else { "" };
-                write!(f, "{}: GRANT at n{node} -> {value}{again}", letter(id))
+                write!(f, "{}: GRANT at n{node} -> {value}{again}", label(id))
             }
-            Act::Expire(id, node) => write!(f, "{}'s lease ends at n{node}", letter(id)),
-            Act::Decide(id, token) => write!(f, "{} wants token {token}", letter(id)),
-            Act::Raise(id, node, token) => {
-                write!(f, "{}: RAISE({token}) at n{node} -> OK", letter(id))
+            Action::Expire(id, node) => write!(f, "{}'s lease ends at n{node}", label(id)),
+            Action::Decide(id, token) => write!(f, "{} wants token {token}", label(id)),
+            Action::Raise(id, node, token) => {
+                write!(f, "{}: RAISE({token}) at n{node} -> OK", label(id))
             }
-            Act::Issue(id, token) => write!(f, "{} HAS TOKEN {token}", letter(id)),
-            Act::BeginExtend(id) => write!(f, "{} begins to extend", letter(id)),
-            Act::Extend(id, node) => write!(f, "{}: EXTEND at n{node} -> OK", letter(id)),
-            Act::Seed(id, node, value) => {
-                write!(f, "{}: GRANT at n{node}, again -> {value}", letter(id))
+            Action::Issue(id, token) => write!(f, "{} HAS TOKEN {token}", label(id)),
+            Action::BeginExtend(id) => write!(f, "{} begins to extend", label(id)),
+            Action::Extend(id, node) => write!(f, "{}: EXTEND at n{node} -> OK", label(id)),
+            Action::Seed(id, node, value) => {
+                write!(f, "{}: GRANT at n{node}, again -> {value}", label(id))
             }
-            Act::Crash(node) => write!(f, "n{node} forgets all"),
-            Act::Return(node) => write!(f, "n{node} answers again"),
-            Act::Write(id, token) => write!(f, "{} WRITES with token {token}", letter(id)),
+            Action::Crash(node) => write!(f, "n{node} forgets all"),
+            Action::Return(node) => write!(f, "n{node} answers again"),
+            Action::Write(id, token) => write!(f, "{} WRITES with token {token}", label(id)),
         }
     }
 }
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:36}", self.act.to_string())?;
+        write!(f, "{:36}", self.action.to_string())?;
         let mut nodes = self.nodes;
         nodes[..self.count].sort_unstable();
         for (name, fence, holder) in &nodes[..self.count] {
-            write!(f, " n{name}[{fence} {}]", holder.map_or('-', letter))?;
+            write!(f, " n{name}[{fence} {}]", holder.map_or('-', label))?;
         }
         Ok(())
     }
@@ -103,7 +103,7 @@ pub(super) fn steps(scenario: &Scenario, world: &World) -> Vec<Next<Scenario>> {
             Phase::Granting => all.decide(id),
             Phase::Raising(token) => all.conclude(id, token),
             Phase::Issued(token) => all.hold(id, token),
-            Phase::Over(_) => {}
+            Phase::Ended(_) => {}
         }
         all.write(id);
         for at in 0..scenario.nodes {
@@ -131,8 +131,8 @@ impl Steps<'_> {
         &self.world.nodes[..self.scenario.nodes]
     }
 
-    fn cell(&self, id: Id, at: usize) -> Cell {
-        self.world.nodes[at].cells[usize::from(id)]
+    fn replies_of(&self, id: Id, at: usize) -> NodeReplies {
+        self.world.nodes[at].per_attempt[usize::from(id)]
     }
 
     fn keeps(&self, rule: Rule) -> bool {
@@ -144,15 +144,15 @@ impl Steps<'_> {
         if self.keeps(Rule::FreshIds) { id } else { 0 }
     }
 
-    fn add(&mut self, act: Act, world: World) {
-        self.add_with(act, world, None);
+    fn add(&mut self, action: Action, world: World) {
+        self.add_with(action, world, None);
     }
 
-    fn add_with(&mut self, act: Act, mut world: World, breach: Option<Breach>) {
+    fn add_with(&mut self, action: Action, mut world: World, violation: Option<Violation>) {
         world.normalize(self.scenario);
         let nodes = world.nodes.map(|node| (node.name, node.fence, node.holder));
-        let step = Step { act, count: self.scenario.nodes, nodes };
-        self.found.push((step, world, breach));
+        let step = Step { action, count: self.scenario.nodes, nodes };
+        self.found.push((step, world, violation));
     }
 
     fn begin(&mut self, id: Id) {
@@ -161,13 +161,13 @@ impl Steps<'_> {
         attempt.phase = Phase::Granting;
         attempt.preceding = self.world.issued();
         if let Proposals::Clock(ahead) = self.scenario.proposals {
-            attempt.proposal = self.greatest() + ahead;
+            attempt.proposal = self.greatest_value() + ahead;
         }
-        self.add(Act::Begin(id), world);
+        self.add(Action::Begin(id), world);
     }
 
     /// The greatest value that anybody has seen.
-    fn greatest(&self) -> Value {
+    fn greatest_value(&self) -> Value {
         let fences = self.nodes().iter().map(|node| node.fence);
         let attempts = self.world.attempts.iter();
         let known = attempts.flat_map(|one| [one.proposal, one.token().unwrap_or(0)]);
@@ -176,7 +176,7 @@ impl Steps<'_> {
 
     /// A majority granted: is there a common value, or one to raise the others to?
     fn decide(&mut self, id: Id) {
-        let of = |node: &Node| node.cells[usize::from(id)].answers;
+        let of = |node: &Node| node.per_attempt[usize::from(id)].answers;
         let answered = self.nodes().iter().map(of).fold(Values::default(), Values::and);
         for token in answered.all() {
             let count = |has: &dyn Fn(Values) -> bool| {
@@ -193,14 +193,14 @@ impl Steps<'_> {
             if either >= quorum && lower > 0 && self.keeps(Rule::WritesBack) {
                 let mut world = *self.world;
                 world.attempts[usize::from(id)].phase = Phase::Raising(token);
-                self.add(Act::Decide(id, token), world);
+                self.add(Action::Decide(id, token), world);
             }
         }
     }
 
     /// A majority was raised, or had the value already.
     fn conclude(&mut self, id: Id, token: Value) {
-        let owns = |at: &usize| self.cell(id, *at).answers.contains(token);
+        let owns = |at: &usize| self.replies_of(id, *at).answers.contains(token);
         if (0..self.scenario.nodes).filter(owns).count() >= self.scenario.quorum() {
             self.issue(id, token);
         }
@@ -209,8 +209,8 @@ impl Steps<'_> {
     fn issue(&mut self, id: Id, token: Value) {
         let mut world = *self.world;
         world.attempts[usize::from(id)].phase = Phase::Issued(token);
-        let breach = world.breach_of(id);
-        self.add_with(Act::Issue(id, token), world, breach);
+        let violation = world.violation_of(id);
+        self.add_with(Action::Issue(id, token), world, violation);
     }
 
     /// An extension that begins while its token is the newest can prove nothing wrong, and EXTEND
@@ -222,7 +222,7 @@ impl Steps<'_> {
         if self.scenario.extensions && is_old && !self.attempt(id).extending {
             let mut world = *self.world;
             world.attempts[usize::from(id)].extending = true;
-            self.add(Act::BeginExtend(id), world);
+            self.add(Action::BeginExtend(id), world);
         }
     }
 
@@ -235,17 +235,17 @@ impl Steps<'_> {
             world.written & (1 << other) != 0 && one.preceding & (1 << id) != 0
         };
         let older = world.attempts.iter().enumerate().any(is_newer);
-        self.add_with(Act::Write(id, token), world, older.then_some(Breach::OlderAccepted));
+        self.add_with(Action::Write(id, token), world, older.then_some(Violation::OlderAccepted));
     }
 
     /// A request of this attempt is executed at this node, now or again.
     fn request(&mut self, id: Id, at: usize) {
         let attempt = *self.attempt(id);
-        if self.world.nodes[at].away || matches!(attempt.phase, Phase::Idle | Phase::Over(_)) {
+        if self.world.nodes[at].is_down || matches!(attempt.phase, Phase::Idle | Phase::Ended(_)) {
             return;
         }
         self.grant(id, at);
-        if let Some(token) = attempt.aim() {
+        if let Some(token) = attempt.target_token() {
             self.raise(id, at, token);
         }
         if let Phase::Issued(token) = attempt.phase {
@@ -259,7 +259,7 @@ impl Steps<'_> {
     }
 
     fn grant(&mut self, id: Id, at: usize) {
-        let again = self.cell(id, at).granted;
+        let again = self.replies_of(id, at).granted;
         if again && self.world.duplicates == 0 {
             return;
         }
@@ -273,15 +273,15 @@ impl Steps<'_> {
                 continue;
             }
             tried.insert(value);
-            let cell = &mut node.cells[usize::from(id)];
-            cell.granted = true;
-            cell.answers.insert(value);
-            self.add(Act::Grant(id, node.name, value, again), world);
+            let replies_of = &mut node.per_attempt[usize::from(id)];
+            replies_of.granted = true;
+            replies_of.answers.insert(value);
+            self.add(Action::Grant(id, node.name, value, again), world);
         }
     }
 
     fn proposals(&self, id: Id) -> Vec<Value> {
-        let of = |node: &Node| node.cells[usize::from(id)].answers;
+        let of = |node: &Node| node.per_attempt[usize::from(id)].answers;
         match &self.scenario.proposals {
             Proposals::Any(values) => values.clone(),
             Proposals::Clock(_) => vec![self.attempt(id).proposal],
@@ -294,38 +294,38 @@ impl Steps<'_> {
 
     /// Before the token is issued, to make it common; after that, to adopt a late grant.
     fn raise(&mut self, id: Id, at: usize, token: Value) {
-        let cell = self.cell(id, at);
+        let replies_of = self.replies_of(id, at);
         let mut world = *self.world;
         let node = &mut world.nodes[at];
         let is_holder = node.holder == Some(self.known_as(id));
-        if cell.answers.below(token).is_empty()
+        if replies_of.answers.below(token).is_empty()
             || (!is_holder && self.keeps(Rule::RaiseChecksHolder))
             || (node.fence > token && self.keeps(Rule::RaiseChecksFence))
-            || (node.fence >= token && cell.answers.contains(token))
+            || (node.fence >= token && replies_of.answers.contains(token))
         {
             return;
         }
         node.fence = node.fence.max(token);
-        node.cells[usize::from(id)].answers.insert(token);
-        self.add(Act::Raise(id, node.name, token), world);
+        node.per_attempt[usize::from(id)].answers.insert(token);
+        self.add(Action::Raise(id, node.name, token), world);
     }
 
     fn extend(&mut self, id: Id, at: usize, token: Value) {
-        let cell = self.cell(id, at);
+        let replies_of = self.replies_of(id, at);
         let mut world = *self.world;
         let node = &mut world.nodes[at];
-        let creates = node.holder.is_none() && cell.granted;
-        let is_fine = match node.holder == Some(self.known_as(id)) {
+        let creates = node.holder.is_none() && replies_of.granted;
+        let is_accepted = match node.holder == Some(self.known_as(id)) {
             true if self.keeps(Rule::ExtendChecksFence) => {
-                cell.answers.contains(node.fence) && self.is_counted(node.fence, token)
+                replies_of.answers.contains(node.fence) && self.is_counted(node.fence, token)
             }
-            true => cell.answers.all().any(|value| self.is_counted(value, token)),
+            true => replies_of.answers.all().any(|value| self.is_counted(value, token)),
             false => creates && !self.keeps(Rule::ExtendCreatesNothing),
         };
-        if is_fine && !cell.counts {
+        if is_accepted && !replies_of.counts {
             node.holder = Some(self.known_as(id));
             let name = node.name;
-            self.count(Act::Extend(id, name), world, id, at);
+            self.count(Action::Extend(id, name), world, id, at);
         }
     }
 
@@ -340,25 +340,25 @@ impl Steps<'_> {
         world.seeds -= 1;
         let node = &mut world.nodes[at];
         let Some(value) = node.grant(self.known_as(id), token) else { return };
-        let cell = &mut node.cells[usize::from(id)];
-        cell.granted = true;
-        cell.answers.insert(value);
-        let act = Act::Seed(id, node.name, value);
+        let replies_of = &mut node.per_attempt[usize::from(id)];
+        replies_of.granted = true;
+        replies_of.answers.insert(value);
+        let action = Action::Seed(id, node.name, value);
         let exact = value <= token + self.scenario.margin;
         let counts = exact || !self.keeps(Rule::SeedCountsExactly);
         match counts && self.attempt(id).extending {
-            true => self.count(act, world, id, at),
-            false => self.add(act, world),
+            true => self.count(action, world, id, at),
+            false => self.add(action, world),
         }
     }
 
     /// This node counts for the extension; with a majority it succeeds.
-    fn count(&mut self, act: Act, mut world: World, id: Id, at: usize) {
-        world.nodes[at].cells[usize::from(id)].counts = true;
-        let counts = |node: &&Node| node.cells[usize::from(id)].counts;
+    fn count(&mut self, action: Action, mut world: World, id: Id, at: usize) {
+        world.nodes[at].per_attempt[usize::from(id)].counts = true;
+        let counts = |node: &&Node| node.per_attempt[usize::from(id)].counts;
         let enough = world.nodes.iter().filter(counts).count() >= self.scenario.quorum();
         let extended = enough && self.attempt(id).extending;
-        self.add_with(act, world, extended.then_some(Breach::ExtendedThoughOld));
+        self.add_with(action, world, extended.then_some(Violation::ExtendedThoughOld));
     }
 
     fn fail(&mut self, at: usize) {
@@ -366,24 +366,24 @@ impl Steps<'_> {
         if let Some(holder) = node.holder {
             let mut world = *self.world;
             world.nodes[at].holder = None;
-            self.add(Act::Expire(holder, node.name), world);
+            self.add(Action::Expire(holder, node.name), world);
         }
         if self.world.crashes > 0 {
             let mut world = *self.world;
             world.crashes -= 1;
-            let away = self.scenario.restart == Restart::WhenAllIsOver;
-            world.nodes[at] = Node { fence: 0, holder: None, away, ..node };
-            self.add(Act::Crash(node.name), world);
+            let is_down = self.scenario.restart == Restart::AfterAllLeasesEnd;
+            world.nodes[at] = Node { fence: 0, holder: None, is_down, ..node };
+            self.add(Action::Crash(node.name), world);
         }
-        if node.away && self.nodes().iter().all(|node| node.holder.is_none()) {
+        if node.is_down && self.nodes().iter().all(|node| node.holder.is_none()) {
             let mut world = *self.world;
-            world.nodes[at].away = false;
+            world.nodes[at].is_down = false;
             for attempt in &mut world.attempts {
                 if attempt.phase != Phase::Idle {
-                    attempt.phase = Phase::Over(attempt.token().unwrap_or(0));
+                    attempt.phase = Phase::Ended(attempt.token().unwrap_or(0));
                 }
             }
-            self.add(Act::Return(node.name), world);
+            self.add(Action::Return(node.name), world);
         }
     }
 }

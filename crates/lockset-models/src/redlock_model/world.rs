@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-use super::node::{Cell, Node, Value};
+use super::node::{Node, NodeReplies, Value};
 use super::scenario::Scenario;
 
 /// At most so many attempts.
@@ -34,7 +34,7 @@ pub struct World {
 
 impl Hash for World {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.nodes.iter().for_each(|node| node.essence().hash(state));
+        self.nodes.iter().for_each(|node| node.canonical().hash(state));
         let faults = (self.duplicates, self.seeds, self.crashes);
         (self.attempts, faults, self.register, self.written).hash(state);
     }
@@ -66,20 +66,20 @@ pub enum Phase {
     /// It has its token, and holds as far as it knows.
     Issued(Value),
     /// Nothing of it is under way any more; the token it had, or 0.
-    Over(Value),
+    Ended(Value),
 }
 
 impl Attempt {
     /// The token it was issued.
     pub fn token(&self) -> Option<Value> {
         match self.phase {
-            Phase::Issued(token) | Phase::Over(token) => Some(token).filter(|token| *token > 0),
+            Phase::Issued(token) | Phase::Ended(token) => Some(token).filter(|token| *token > 0),
             _ => None,
         }
     }
 
     /// The token it has or is about to have.
-    pub(super) fn aim(&self) -> Option<Value> {
+    pub(super) fn target_token(&self) -> Option<Value> {
         match self.phase {
             Phase::Raising(token) | Phase::Issued(token) => Some(token),
             _ => None,
@@ -89,7 +89,7 @@ impl Attempt {
 
 /// A broken promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Breach {
+pub enum Violation {
     /// Two acquisitions have the same token.
     TokenTwice,
     /// An acquisition that began after another was done has a lower token.
@@ -102,16 +102,16 @@ pub enum Breach {
 
 impl World {
     /// What is wrong with the token that this attempt was just issued.
-    pub(super) fn breach_of(&self, id: Id) -> Option<Breach> {
+    pub(super) fn violation_of(&self, id: Id) -> Option<Violation> {
         let attempt = self.attempts[usize::from(id)];
         let token = attempt.token()?;
         for (other, one) in self.attempts.iter().enumerate() {
             let Some(others) = one.token().filter(|_| other != usize::from(id)) else { continue };
             if others == token {
-                return Some(Breach::TokenTwice);
+                return Some(Violation::TokenTwice);
             }
             if attempt.preceding & (1 << other) != 0 && others > token {
-                return Some(Breach::TokenFell);
+                return Some(Violation::TokenFell);
             }
         }
         None
@@ -127,15 +127,17 @@ impl World {
     pub(super) fn normalize(&mut self, scenario: &Scenario) {
         for (id, attempt) in self.attempts.iter().enumerate() {
             for node in &mut self.nodes[..scenario.nodes] {
-                let cell = &mut node.cells[id];
-                match attempt.aim() {
-                    _ if matches!(attempt.phase, Phase::Over(_)) => *cell = Cell::default(),
+                let replies_of = &mut node.per_attempt[id];
+                match attempt.target_token() {
+                    _ if matches!(attempt.phase, Phase::Ended(_)) => {
+                        *replies_of = NodeReplies::default()
+                    }
                     // Only EXTEND asks what exactly a node answered once the token is chosen.
-                    Some(token) if !scenario.extensions => cell.answers.round(token),
+                    Some(token) if !scenario.extensions => replies_of.answers.coarsen(token),
                     _ => {}
                 }
             }
         }
-        self.nodes[..scenario.nodes].sort_by_key(Node::essence);
+        self.nodes[..scenario.nodes].sort_by_key(Node::canonical);
     }
 }

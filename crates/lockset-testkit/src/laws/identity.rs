@@ -1,17 +1,18 @@
-//! Who may do what: the claim's id and its token decide, where the lock lives.
+//! The id and the token of a claim decide at the backend what a request may do.
 
 use lockset::engine::{Claim, ClaimId, Engine, Grant, Wait};
 use lockset::{Error, LossReason, Result, Token};
 
-use crate::form::Form;
+use crate::law_support::{
+    WaiterQueue, await_lock_state, claim, expect_free_soon, expect_ready, options, soon,
+};
+use crate::lock_kind::LockKind;
 use crate::stage::Stage;
-use crate::tools::{Line, claim, prepared, soon, soon_free, state_with, options};
 
-/// Only the claim that took a lock can release it.
-pub async fn a_strangers_release_does_nothing(stage: &dyn Stage, form: Form) {
-    let (engine, other, locks) =
-        (stage.engine().await, stage.engine().await, stage.client().await);
-    let ours = claim(stage, "own", form.mode());
+/// Only the claim that holds a lock can release it.
+pub async fn a_release_by_another_claim_does_nothing(stage: &dyn Stage, kind: LockKind) {
+    let (engine, other, locks) = (stage.engine().await, stage.engine().await, stage.client().await);
+    let ours = claim(stage, "own", kind.mode());
     let grant = taken(&*engine, &ours).await;
 
     let stranger = Claim { id: ClaimId::random(), ..ours.clone() };
@@ -24,17 +25,17 @@ pub async fn a_strangers_release_does_nothing(stage: &dyn Stage, form: Form) {
     assert_eq!(seen.holders.len(), 1, "a stranger released it: {seen:?}");
     renewed(&*engine, &ours, &grant).await.expect("the holder still holds");
 
-    // With another token it is not held either. (What bears the id may go all the same: nobody can
-    // be using it, since a client never gives up one token of a claim for another.)
+    // With another token it is not held either. (The engine may still remove what has this id: it
+    // is not in use, since a client never exchanges one token of a claim for another.)
     let answer = engine.release(&ours, &wrong(&grant), None).await;
     assert!(matches!(answer, Err(Error::NotHeld { .. })), "another token: {answer:?}");
 }
 
-/// Renewing checks id and token: a late duplicate of an old request may have re-taken the lock
-/// under the same id.
-pub async fn a_renewal_needs_id_and_token(stage: &dyn Stage, form: Form) {
+/// Renewing checks id and token: a late duplicate of an old request may have acquired the lock
+/// again under the same id.
+pub async fn a_renewal_needs_id_and_token(stage: &dyn Stage, kind: LockKind) {
     let engine = stage.engine().await;
-    let ours = claim(stage, "own", form.mode());
+    let ours = claim(stage, "own", kind.mode());
     let grant = taken(&*engine, &ours).await;
     let stranger = Claim { id: ClaimId::random(), ..ours.clone() };
 
@@ -50,14 +51,14 @@ pub async fn a_renewal_needs_id_and_token(stage: &dyn Stage, form: Form) {
     renewed(&*engine, &ours, &grant).await.expect("id and token are right");
 }
 
-/// Releasing and withdrawing may be repeated, also when somebody else has the lock by then.
-pub async fn releasing_twice_is_harmless(stage: &dyn Stage, form: Form) {
+/// Releasing and withdrawing may be repeated, also after another claim has acquired the lock.
+pub async fn releasing_twice_is_harmless(stage: &dyn Stage, kind: LockKind) {
     let (engine, other) = (stage.engine().await, stage.engine().await);
-    let first = claim(stage, "twice", form.mode());
+    let first = claim(stage, "twice", kind.mode());
     let grant = taken(&*engine, &first).await;
     engine.release(&first, &grant, None).await.unwrap();
 
-    let second = claim(stage, "twice", form.mode());
+    let second = claim(stage, "twice", kind.mode());
     let theirs = taken(&*other, &second).await;
     assert!(theirs.token > grant.token);
     for _ in 0..2 {
@@ -68,27 +69,27 @@ pub async fn releasing_twice_is_harmless(stage: &dyn Stage, form: Form) {
     renewed(&*other, &second, &theirs).await.expect("the next holder was not touched");
     other.withdraw(&second).await.unwrap();
     other.withdraw(&second).await.unwrap();
-    let third = claim(stage, "twice", form.mode());
+    let third = claim(stage, "twice", kind.mode());
     taken(&*engine, &third).await;
 }
 
-/// A repeated request of the same claim gets the same answer, held or waiting.
-pub async fn a_repeated_acquire_changes_nothing(stage: &dyn Stage, form: Form) {
+/// A repeated request of the same claim gets the same reply, whether it holds or waits.
+pub async fn a_repeated_acquire_changes_nothing(stage: &dyn Stage, kind: LockKind) {
     let (engine, locks) = (stage.engine().await, stage.client().await);
-    let ours = claim(stage, "again", form.mode());
+    let ours = claim(stage, "again", kind.mode());
     let grant = taken(&*engine, &ours).await;
     let again = taken(&*engine, &ours).await;
     assert_eq!(again.token, grant.token, "a repetition took another token");
     assert!(again.valid_until <= stage.clock().now() + stage.ttl());
 
-    // A waiter that was interrupted and asks again has one place, not two.
-    let waiting = claim(stage, "again", form.mode());
+    // A waiter that was interrupted and asks again has one queue entry, not two.
+    let waiting = claim(stage, "again", kind.mode());
     for _ in 0..3 {
         let attempt = engine.acquire(&waiting, Wait::Forever);
-        let queued = state_with(&locks, "again", |state| !state.waiters.is_empty());
+        let queued = await_lock_state(&locks, "again", |state| !state.waiters.is_empty());
         tokio::select! {
             granted = attempt => panic!("granted while held: {granted:?}"),
-            _ = prepared("the waiter is seen", queued) => {}
+            _ = expect_ready("the waiter is seen", queued) => {}
         }
     }
     let seen = locks.inspect("again").await.unwrap();
@@ -98,15 +99,12 @@ pub async fn a_repeated_acquire_changes_nothing(stage: &dyn Stage, form: Form) {
     assert!(next.unwrap().expect("it waits for ever").token > grant.token);
 }
 
-/// A held lock is passed on to one other claim at most, which has its token; the first one holds no
-/// more, and is not granted again.
-pub async fn a_lock_is_passed_on_once(stage: &dyn Stage, form: Form) {
-    let (engine, other, locks) =
-        (stage.engine().await, stage.engine().await, stage.client().await);
-    let [first, successor, late] = std::array::from_fn(|_| Claim {
-        detachable: true,
-        ..claim(stage, "baton", form.mode())
-    });
+/// A held lock is adopted by one other claim at most, which keeps the token. The first claim no
+/// longer holds, and is not granted again.
+pub async fn a_lock_is_adopted_once(stage: &dyn Stage, kind: LockKind) {
+    let (engine, other, locks) = (stage.engine().await, stage.engine().await, stage.client().await);
+    let [first, successor, late] =
+        std::array::from_fn(|_| Claim { detachable: true, ..claim(stage, "baton", kind.mode()) });
     let grant = taken(&*engine, &first).await;
     let adopted = other.adopt(&first, &grant, &successor).await.expect("it is passed on");
     let again = other.adopt(&first, &grant, &successor).await.expect("a repetition");
@@ -133,16 +131,16 @@ pub async fn a_lock_is_passed_on_once(stage: &dyn Stage, form: Form) {
     other.release(&successor, &adopted, None).await.unwrap();
     let answer = other.acquire(&first, Wait::No).await;
     assert!(!matches!(answer, Ok(Some(_))), "the first one came back: {answer:?}");
-    soon_free(stage, &locks, "baton").await;
+    expect_free_soon(stage, &locks, "baton").await;
 }
 
 /// A request that arrives after its claim was withdrawn is refused.
-pub async fn a_withdrawn_claim_stays_withdrawn(stage: &dyn Stage, form: Form) {
-    // One client: nobody else ever sends a request for its claims.
+pub async fn a_withdrawn_claim_stays_withdrawn(stage: &dyn Stage, kind: LockKind) {
+    // One client: no other client ever sends a request for its claims.
     let (engine, locks) = (stage.engine().await, stage.client().await);
-    let never_seen = claim(stage, "late", form.mode());
+    let never_seen = claim(stage, "late", kind.mode());
     engine.withdraw(&never_seen).await.unwrap();
-    let held = claim(stage, "late", form.mode());
+    let held = claim(stage, "late", kind.mode());
     taken(&*engine, &held).await;
     engine.withdraw(&held).await.unwrap();
 
@@ -152,16 +150,16 @@ pub async fn a_withdrawn_claim_stays_withdrawn(stage: &dyn Stage, form: Form) {
             assert!(matches!(late, Err(Error::NotHeld { .. })), "it came back: {late:?}");
         }
     }
-    // Nor does a late release bring it back as the next.
-    let holder = claim(stage, "late", form.mode());
+    // A late release does not enqueue it as the next claim either.
+    let holder = claim(stage, "late", kind.mode());
     let grant = taken(&*engine, &holder).await;
-    let mut line = Line::new();
-    line.join(1, &form.of(&locks, "late", options(stage)));
-    let queued = state_with(&locks, "late", |state| state.waiters.len() == 1);
-    prepared("somebody else waits", queued).await;
+    let mut queue = WaiterQueue::new();
+    queue.join(1, &kind.new_lock(&locks, "late", options(stage)));
+    let queued = await_lock_state(&locks, "late", |state| state.waiters.len() == 1);
+    expect_ready("somebody else waits", queued).await;
     let next = engine.release(&holder, &grant, Some(&held)).await.unwrap();
     assert!(next.is_none(), "a late release granted it");
-    let (_, guard) = soon(stage, "the one who waits has it", line.next()).await;
+    let (_, guard) = soon(stage, "the one who waits has it", queue.next()).await;
     let seen = locks.inspect("late").await.unwrap();
     assert_eq!((seen.holders.len(), seen.waiters.len()), (1, 0), "{seen:?}");
     guard.release().await.unwrap();

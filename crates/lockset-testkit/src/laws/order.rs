@@ -1,77 +1,81 @@
-//! Who comes next.
+//! The order in which waiters are served.
 
 use lockset::engine::{Grant, Wait};
 use lockset::{Lockset, Mode, Result};
 
-use crate::form::Form;
-use crate::stage::Stage;
-use crate::tools::{
-    Line, claim, not_within, patience, prepared, soon, soon_free, state_with, options,
+use crate::law_support::{
+    WaiterQueue, await_lock_state, claim, expect_free_soon, expect_ready, handoff_limit,
+    not_within, options, soon,
 };
+use crate::lock_kind::LockKind;
+use crate::stage::Stage;
 
-/// A waiter is woken by the release, not by the end of a lease.
-pub async fn a_release_admits_the_waiter_and_not_its_expiry(stage: &dyn Stage, form: Form) {
+/// A release admits the waiter; it does not have to wait for a lease to end.
+pub async fn a_waiter_is_admitted_by_the_release_and_not_by_expiry(
+    stage: &dyn Stage,
+    kind: LockKind,
+) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let holder = form.of(&ours, "door", options(stage)).lock().await.unwrap();
-    let mut line = Line::new();
-    line.join(1, &form.of(&theirs, "door", options(stage)));
-    waiters(&ours, "door", 1).await;
-    not_within(patience(stage), "a second holder", line.next()).await;
+    let holder = kind.new_lock(&ours, "door", options(stage)).lock().await.unwrap();
+    let mut queue = WaiterQueue::new();
+    queue.join(1, &kind.new_lock(&theirs, "door", options(stage)));
+    await_waiters(&ours, "door", 1).await;
+    not_within(handoff_limit(stage), "a second holder", queue.next()).await;
     let first = holder.token();
     holder.release().await.unwrap();
-    let (_, next) = soon(stage, "the waiter is admitted by the release", line.next()).await;
+    let (_, next) = soon(stage, "the waiter is admitted by the release", queue.next()).await;
     assert!(next.token() > first, "{} after {first}", next.token());
 }
 
-/// Tasks of one client get the lock in the order in which they asked.
-pub async fn waiters_of_one_process_are_served_in_order(stage: &dyn Stage, form: Form) {
+/// Tasks of one client get the lock in the order in which they requested it.
+pub async fn waiters_of_one_process_are_served_in_order(stage: &dyn Stage, kind: LockKind) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let mut guard = form.of(&ours, "desk", options(stage)).lock().await.unwrap();
-    let lock = form.of(&theirs, "desk", options(stage));
-    let mut line = Line::new();
+    let mut guard = kind.new_lock(&ours, "desk", options(stage)).lock().await.unwrap();
+    let lock = kind.new_lock(&theirs, "desk", options(stage));
+    let mut queue = WaiterQueue::new();
     for number in 0..6 {
-        line.join(number, &lock);
-        waiters(&ours, "desk", form.visible(number + 1)).await;
+        queue.join(number, &lock);
+        await_waiters(&ours, "desk", kind.visible_waiters(number + 1)).await;
     }
     for expected in 0..6 {
         guard.release().await.unwrap();
-        let served = soon(stage, "the next in line is served", line.next()).await;
+        let served = soon(stage, "the next in line is served", queue.next()).await;
         assert_eq!(served.0, expected, "served out of turn");
         guard = served.1;
     }
 }
 
 /// A process with many waiters does not keep the lock to itself.
-pub async fn processes_take_turns(stage: &dyn Stage, form: Form) {
+pub async fn processes_take_turns(stage: &dyn Stage, kind: LockKind) {
     let (ours, even, odd) = (stage.client().await, stage.client().await, stage.client().await);
-    let mut guard = form.of(&ours, "turn", options(stage)).lock().await.unwrap();
-    let mut line = Line::new();
+    let mut guard = kind.new_lock(&ours, "turn", options(stage)).lock().await.unwrap();
+    let mut queue = WaiterQueue::new();
     for number in 0..8 {
         let client = if number % 2 == 0 { &even } else { &odd };
-        line.join(number, &form.of(client, "turn", options(stage)));
+        queue.join(number, &kind.new_lock(client, "turn", options(stage)));
         let (evens, odds) = (number / 2 + 1, number.div_ceil(2));
-        waiters(&ours, "turn", form.visible(evens) + form.visible(odds)).await;
+        await_waiters(&ours, "turn", kind.visible_waiters(evens) + kind.visible_waiters(odds))
+            .await;
     }
     for expected in 0..8 {
         guard.release().await.unwrap();
-        let served = soon(stage, "the next process is served", line.next()).await;
+        let served = soon(stage, "the next process is served", queue.next()).await;
         assert_eq!(served.0 % 2, expected % 2, "a process had two turns in a row");
         assert_eq!(served.0, expected, "served out of turn");
         guard = served.1;
     }
 }
 
-/// A release takes the next of its client along to the queue: that one has its place from then on,
-/// although it has not asked yet.
-pub async fn a_release_takes_the_next_along(stage: &dyn Stage) {
-    let (ours, theirs, locks) =
-        (stage.engine().await, stage.engine().await, stage.client().await);
+/// A release can carry the next claim of its client: this claim is queued from then on, although it
+/// has not sent a request of its own.
+pub async fn a_release_can_enqueue_the_next_claim(stage: &dyn Stage) {
+    let (ours, theirs, locks) = (stage.engine().await, stage.engine().await, stage.client().await);
     let [first, second, next, late] =
         std::array::from_fn(|_| claim(stage, "along", Mode::Exclusive));
     let grant = granted(ours.acquire(&first, Wait::No).await);
     let waiting = theirs.acquire(&second, Wait::Forever);
     let releasing = async {
-        waiters(&locks, "along", 1).await;
+        await_waiters(&locks, "along", 1).await;
         ours.release(&first, &grant, Some(&next)).await.unwrap()
     };
     let (waited, at_once) = tokio::join!(waiting, releasing);
@@ -82,7 +86,7 @@ pub async fn a_release_takes_the_next_along(stage: &dyn Stage) {
     let served = soon(stage, "the next is served", ours.acquire(&next, Wait::Forever)).await;
     let grant = granted(served);
     ours.release(&next, &grant, None).await.unwrap();
-    soon_free(stage, &locks, "along").await;
+    expect_free_soon(stage, &locks, "along").await;
 }
 
 fn granted(answer: Result<Option<Grant>>) -> Grant {
@@ -90,25 +94,25 @@ fn granted(answer: Result<Option<Grant>>) -> Grant {
 }
 
 /// Of several waiters a release admits one, and the others go on waiting.
-pub async fn a_release_admits_exactly_one_waiter(stage: &dyn Stage, form: Form) {
+pub async fn a_release_admits_exactly_one_waiter(stage: &dyn Stage, kind: LockKind) {
     let ours = stage.client().await;
-    let mut guard = form.of(&ours, "seat", options(stage)).lock().await.unwrap();
-    let mut line = Line::new();
+    let mut guard = kind.new_lock(&ours, "seat", options(stage)).lock().await.unwrap();
+    let mut queue = WaiterQueue::new();
     for number in 0..4 {
-        line.join(number, &form.of(&stage.client().await, "seat", options(stage)));
-        waiters(&ours, "seat", number + 1).await;
+        queue.join(number, &kind.new_lock(&stage.client().await, "seat", options(stage)));
+        await_waiters(&ours, "seat", number + 1).await;
     }
     for left in (0..4).rev() {
         guard.release().await.unwrap();
-        guard = soon(stage, "one waiter is admitted", line.next()).await.1;
-        not_within(patience(stage), "another is admitted too", line.next()).await;
+        guard = soon(stage, "one waiter is admitted", queue.next()).await.1;
+        not_within(handoff_limit(stage), "another is admitted too", queue.next()).await;
         let seen = ours.inspect("seat").await.unwrap();
         assert_eq!((seen.holders.len(), seen.waiters.len()), (1, left), "{seen:?}");
     }
 }
 
 /// Waits until the engine knows of `count` waiters.
-async fn waiters(locks: &Lockset, name: &str, count: usize) {
-    let seen = state_with(locks, name, |state| state.waiters.len() == count);
-    prepared(&format!("{count} waiters are seen"), seen).await;
+async fn await_waiters(locks: &Lockset, name: &str, count: usize) {
+    let seen = await_lock_state(locks, name, |state| state.waiters.len() == count);
+    expect_ready(&format!("{count} waiters are seen"), seen).await;
 }

@@ -1,26 +1,27 @@
-//! Several locks at once.
+//! Acquiring several locks at once.
 
 use lockset::{Error, Lockable, Lockset, all};
 use tokio::task::JoinSet;
 
-use crate::form::Form;
+use crate::law_support::{expect_free_soon, handoff_limit, options, soon, within};
+use crate::lock_kind::LockKind;
 use crate::stage::Stage;
-use crate::tools::{patience, soon, soon_free, options, within};
 
-/// Either all are held or none is, on one home and on two.
-pub async fn several_locks_are_taken_all_or_none(stage: &dyn Stage, form: Form) {
-    let (ours, theirs, far) = (stage.client().await, stage.client().await, stage.elsewhere().await);
-    let one = |locks: &Lockset, name| form.of(locks, name, options(stage));
+/// Either all locks are held or none, on one backend and on two.
+pub async fn several_locks_are_acquired_all_or_none(stage: &dyn Stage, kind: LockKind) {
+    let (ours, theirs, far) =
+        (stage.client().await, stage.client().await, stage.other_backend().await);
+    let one = |locks: &Lockset, name| kind.new_lock(locks, name, options(stage));
     for homes in [[&ours, &ours, &ours], [&far, &ours, &far]] {
         let names = ["c", "b", "a"];
         let locks = homes.iter().zip(names).map(|(home, name)| one(home, name).lockable());
-        // Twice the same is once.
+        // A lock that is listed twice is acquired once.
         let wanted: Vec<Lockable> = locks.chain([one(&ours, "b").lockable()]).collect();
         let set = all(wanted).unwrap();
 
         let obstacle = one(&theirs, "b").lock().await.unwrap();
         assert!(set.try_lock().await.unwrap().is_none(), "one of them was taken");
-        let late = set.lock_within(patience(stage) / 2).await;
+        let late = set.lock_within(handoff_limit(stage) / 2).await;
         match late {
             Err(Error::Timeout { name, .. }) => {
                 assert_eq!(name.as_str(), "b", "who was in the way");
@@ -28,7 +29,7 @@ pub async fn several_locks_are_taken_all_or_none(stage: &dyn Stage, form: Form) 
             other => panic!("a timeout that names b, not {other:?}"),
         }
         for (home, name) in homes.iter().zip(names).filter(|(_, name)| *name != "b") {
-            soon_free(stage, home, name).await;
+            expect_free_soon(stage, home, name).await;
         }
         obstacle.release().await.unwrap();
         let guards = soon(stage, "all are free", set.lock()).await.unwrap();
@@ -39,14 +40,14 @@ pub async fn several_locks_are_taken_all_or_none(stage: &dyn Stage, form: Form) 
         }
         guards.release().await.unwrap();
         for (home, name) in homes.iter().zip(names) {
-            soon_free(stage, home, name).await;
+            expect_free_soon(stage, home, name).await;
         }
     }
 }
 
-/// Those who want the same locks in different orders do not wait for each other.
-pub async fn opposite_orders_do_not_wait_for_each_other(stage: &dyn Stage) {
-    let far = stage.elsewhere().await;
+/// Clients that list the same locks in different orders do not deadlock.
+pub async fn opposite_lock_orders_do_not_deadlock(stage: &dyn Stage) {
+    let far = stage.other_backend().await;
     let mut tasks = JoinSet::new();
     for turned in [false, true, false, true] {
         let near = stage.client().await;

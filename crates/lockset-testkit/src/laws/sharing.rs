@@ -1,4 +1,4 @@
-//! Readers and writers, permits, and what a name is used as.
+//! Readers and writers, permits, and the use of a name.
 
 use std::collections::BTreeSet;
 
@@ -6,11 +6,13 @@ use lockset::engine::Wait;
 use lockset::{Error, Guard, Lockset, Mode, RwLock, Semaphore, State};
 use tokio::sync::mpsc::unbounded_channel;
 
-use crate::form::Form;
+use crate::law_support::{
+    await_lock_state, claim, expect_ready, handoff_limit, not_within, options, soon,
+};
+use crate::lock_kind::LockKind;
 use crate::stage::Stage;
-use crate::tools::{claim, not_within, patience, prepared, soon, state_with, options};
 
-/// Readers together, a writer alone.
+/// Readers hold together, a writer holds alone.
 pub async fn readers_share_and_writers_exclude(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let (here, there) = (rwlock(stage, &ours), rwlock(stage, &theirs));
@@ -35,7 +37,7 @@ pub async fn readers_share_and_writers_exclude(stage: &dyn Stage) {
     writer.release().await.unwrap();
 }
 
-/// Readers that come after a waiting writer wait behind it, and come in together after it.
+/// Readers that arrive after a waiting writer queue behind it, and are admitted together after it.
 pub async fn a_waiting_writer_is_not_starved(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let (here, there) = (rwlock(stage, &ours), rwlock(stage, &theirs));
@@ -48,15 +50,15 @@ pub async fn a_waiting_writer_is_not_starved(stage: &dyn Stage) {
             // If nobody listens any more, the law is over.
             let _ = tell.send((write, guard.unwrap()));
         });
-        let queued = state_with(&ours, "book", |state| state.waiters.len() == index + 1);
-        prepared("they queue", queued).await;
+        let queued = await_lock_state(&ours, "book", |state| state.waiters.len() == index + 1);
+        expect_ready("they queue", queued).await;
     }
     assert!(here.try_read().await.unwrap().is_none(), "a reader passed the waiting writer");
-    not_within(patience(stage), "somebody passed the writer", served.recv()).await;
+    not_within(handoff_limit(stage), "somebody passed the writer", served.recv()).await;
     reader.release().await.unwrap();
     let (writes, guard) = soon(stage, "the writer", served.recv()).await.unwrap();
     assert!(writes, "a reader passed the writer");
-    not_within(patience(stage), "a reader came in with the writer", served.recv()).await;
+    not_within(handoff_limit(stage), "a reader came in with the writer", served.recv()).await;
     guard.release().await.unwrap();
     let first = soon(stage, "a reader", served.recv()).await.unwrap();
     let second = soon(stage, "the other, together", served.recv()).await.unwrap();
@@ -64,15 +66,15 @@ pub async fn a_waiting_writer_is_not_starved(stage: &dyn Stage) {
     assert_eq!((first.1.state(), second.1.state()), (State::Held, State::Held));
 }
 
-/// A writer that becomes a reader lets readers in, keeps its token, and never lets go.
+/// A writer that downgrades admits readers, keeps its token, and holds without interruption.
 pub async fn a_downgrade_lets_readers_in_and_keeps_the_token(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let (here, there) = (rwlock(stage, &ours), rwlock(stage, &theirs));
     let writer = here.write().await.unwrap();
     let token = writer.token();
     let waiting = tokio::spawn(async move { (there.read().await.unwrap(), there) });
-    let queued = state_with(&ours, "book", |state| state.waiters.len() == 1);
-    prepared("a reader waits", queued).await;
+    let queued = await_lock_state(&ours, "book", |state| state.waiters.len() == 1);
+    expect_ready("a reader waits", queued).await;
     writer.downgrade().await.unwrap();
     let (reader, there) = soon(stage, "it comes in", waiting).await.unwrap();
     assert_eq!((writer.token(), writer.mode()), (token, Mode::Shared));
@@ -87,7 +89,7 @@ pub async fn a_downgrade_lets_readers_in_and_keeps_the_token(stage: &dyn Stage) 
     assert!(there.try_write().await.unwrap().is_some(), "both are gone");
 }
 
-/// Permits that are out are never more than there are.
+/// The permits held never exceed the limit.
 pub async fn permits_add_up_to_the_limit(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let (here, there) = (semaphore(stage, &ours, 5), semaphore(stage, &theirs, 5));
@@ -107,7 +109,7 @@ pub async fn permits_add_up_to_the_limit(stage: &dyn Stage) {
     all.release().await.unwrap();
 }
 
-/// Whoever asks for more than is free makes those behind it wait too.
+/// A request for more permits than are free also makes those behind it wait.
 pub async fn permits_are_served_in_strict_order(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let (here, there) = (semaphore(stage, &ours, 3), semaphore(stage, &theirs, 3));
@@ -120,38 +122,38 @@ pub async fn permits_are_served_in_strict_order(stage: &dyn Stage) {
             // If nobody listens any more, the law is over.
             let _ = tell.send((take, guard));
         });
-        let queued = state_with(&ours, "pool", |state| state.waiters.len() == index + 1);
-        prepared("they queue", queued).await;
+        let queued = await_lock_state(&ours, "pool", |state| state.waiters.len() == index + 1);
+        expect_ready("they queue", queued).await;
     }
     assert!(here.try_acquire(1).await.unwrap().is_none(), "one passed the queue");
     while let Some(guard) = out.pop() {
-        not_within(patience(stage), "a small one passed the great one", served.recv()).await;
+        not_within(handoff_limit(stage), "a small one passed the great one", served.recv()).await;
         guard.release().await.unwrap();
     }
     let (take, all) = soon(stage, "the first in line", served.recv()).await.unwrap();
     assert_eq!(take, 3, "somebody passed the first in line");
-    not_within(patience(stage), "more permits than there are", served.recv()).await;
+    not_within(handoff_limit(stage), "more permits than there are", served.recv()).await;
     all.release().await.unwrap();
     let first = soon(stage, "the second", served.recv()).await.unwrap();
     let second = soon(stage, "the third, together", served.recv()).await.unwrap();
     assert_eq!(first.0 + second.0, 3);
 }
 
-/// All permits are out, one each. Whoever of them leaves, the waiter is served soon, and the others
-/// keep what they have.
-pub async fn any_permit_that_comes_back_admits_the_waiter(stage: &dyn Stage) {
+/// All permits are held, one each. Whichever holder releases, the waiter is served soon, and the
+/// others keep their permits.
+pub async fn any_returned_permit_admits_the_waiter(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    // Of different clients, as a waiter may look at others of its own in another way.
+    // Of different clients, because a waiter may treat holders of its own client differently.
     let [here, there] = [&ours, &theirs].map(|locks| semaphore(stage, locks, 3));
     for leaver in 0..3 {
         let mut out = Vec::new();
         for pool in [&here, &there, &here] {
-            out.push(prepared("a free permit", pool.acquire(1)).await.unwrap());
+            out.push(expect_ready("a free permit", pool.acquire(1)).await.unwrap());
         }
         let pool = there.clone();
         let waiting = tokio::spawn(async move { pool.acquire(1).await.unwrap() });
-        let queued = state_with(&ours, "pool", |state| state.waiters.len() == 1);
-        prepared("somebody waits", queued).await;
+        let queued = await_lock_state(&ours, "pool", |state| state.waiters.len() == 1);
+        expect_ready("somebody waits", queued).await;
         out.remove(leaver).release().await.unwrap();
         let what = format!("the waiter is served when number {leaver} of 3 leaves");
         out.push(soon(stage, &what, waiting).await.unwrap());
@@ -164,13 +166,13 @@ pub async fn any_permit_that_comes_back_admits_the_waiter(stage: &dyn Stage) {
     }
 }
 
-/// While a name is in use as one thing it cannot be used as another.
-pub async fn one_name_has_one_use(stage: &dyn Stage) {
+/// A name in use as one primitive cannot be used as another.
+pub async fn a_name_has_one_use_at_a_time(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let permit = semaphore(stage, &ours, 3).acquire(1).await.unwrap();
     let other_limit = semaphore(stage, &theirs, 2).try_acquire(1).await;
     assert!(matches!(other_limit, Err(Error::Conflict { .. })), "two limits: {other_limit:?}");
-    let mutex = Form::Mutex.of(&theirs, "pool", options(stage));
+    let mutex = LockKind::Mutex.new_lock(&theirs, "pool", options(stage));
     for attempt in [mutex.try_lock().await, mutex.lock_within(stage.ttl()).await.map(Some)] {
         assert!(matches!(attempt, Err(Error::Conflict { .. })), "as a mutex: {attempt:?}");
     }
@@ -181,8 +183,8 @@ pub async fn one_name_has_one_use(stage: &dyn Stage) {
     guard.release().await.unwrap();
 }
 
-/// An engine that lacks a mode says so, at once, at both doors.
-pub async fn a_refused_mode_is_refused_not_hung(stage: &dyn Stage) {
+/// An engine that lacks a mode rejects it at once, both through the front and directly.
+pub async fn an_unsupported_mode_is_refused_at_once(stage: &dyn Stage) {
     let (engine, locks) = (stage.engine().await, stage.client().await);
     let can = engine.capabilities();
     let mut missing = Vec::new();

@@ -3,14 +3,14 @@
 use lockset::engine::{Claim, Engine, Grant, Wait};
 use lockset::{Break, Error, Token};
 
-use crate::form::Form;
+use crate::law_support::{claim, expiry_limit, options, soon, within};
+use crate::lock_kind::LockKind;
 use crate::stage::Stage;
-use crate::tools::{claim, lapse, soon, options, within};
 
-/// Over releases, ends of leases, and breaks, whoever is granted.
-pub async fn tokens_only_grow(stage: &dyn Stage, form: Form) {
+/// Tokens grow over releases, expiries and forced releases, whichever client is granted.
+pub async fn tokens_only_grow(stage: &dyn Stage, kind: LockKind) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let locks = [&ours, &theirs].map(|client| form.of(client, "growing", options(stage)));
+    let locks = [&ours, &theirs].map(|client| kind.new_lock(client, "growing", options(stage)));
     let mut seen = Vec::new();
     for lock in locks.iter().cycle().take(4) {
         let guard = soon(stage, "it is free", lock.lock()).await.unwrap();
@@ -21,28 +21,28 @@ pub async fn tokens_only_grow(stage: &dyn Stage, form: Form) {
         let broken = locks[0].lock().await.unwrap();
         seen.push(broken.token());
         ours.force_release("growing", how).await.unwrap();
-        let limit = lapse(stage);
+        let limit = expiry_limit(stage);
         let next = within(limit, "it is free again", locks[1].lock()).await.unwrap();
         seen.push(next.token());
         next.release().await.unwrap();
     }
-    let left = claim(stage, "growing", form.mode());
+    let left = claim(stage, "growing", kind.mode());
     let grant = stage.engine().await.acquire(&left, Wait::No).await.unwrap().expect("it is free");
     seen.push(grant.token);
-    let limit = lapse(stage);
+    let limit = expiry_limit(stage);
     let last = within(limit, "a lease ends", locks[0].lock()).await.unwrap();
     seen.push(last.token());
     assert!(seen.is_sorted_by(|a, b| a < b), "tokens do not grow: {seen:?}");
     assert!(last.token() <= Token::MAX, "too great for languages whose numbers are doubles");
 }
 
-/// A home that ends and begins again goes on where it was.
-pub async fn tokens_grow_over_a_restart(stage: &dyn Stage, form: Form) {
+/// A restarted backend continues where it was.
+pub async fn tokens_grow_over_a_restart(stage: &dyn Stage, kind: LockKind) {
     let mut last = Token::new(0);
     for _ in 0..3 {
         let locks = stage.client().await;
         for _ in 0..3 {
-            let guard = form.of(&locks, "durable", options(stage)).lock().await.unwrap();
+            let guard = kind.new_lock(&locks, "durable", options(stage)).lock().await.unwrap();
             assert!(guard.token() > last, "{} after {last}", guard.token());
             last = guard.token();
             guard.release().await.unwrap();
@@ -52,9 +52,9 @@ pub async fn tokens_grow_over_a_restart(stage: &dyn Stage, form: Form) {
     }
 }
 
-/// With a floor the caller answers for the clock: the token is exactly the greater of the fence
-/// plus one and the floor, because a quorum needs the same value from several homes.
-pub async fn a_given_floor_is_exact(stage: &dyn Stage) {
+/// With a floor, the caller is responsible for the clock: the token is exactly the greater of the
+/// fence plus one and the floor, because a quorum needs the same value from several backends.
+pub async fn a_token_floor_is_exact(stage: &dyn Stage) {
     let engine = stage.engine().await;
     let first = granted_above(stage, &*engine, None).await;
     for (floor, expected) in [
@@ -68,10 +68,10 @@ pub async fn a_given_floor_is_exact(stage: &dyn Stage) {
     }
 }
 
-/// Raising lifts the fence of a held lock, and never lowers it.
-pub async fn raising_lifts_the_fence_and_refuses_to_lower_it(stage: &dyn Stage) {
+/// Raising lifts the fence of a held lock and never lowers it.
+pub async fn raise_lifts_the_fence_and_never_lowers_it(stage: &dyn Stage) {
     let engine = stage.engine().await;
-    let claim = claim(stage, "floor", Form::Mutex.mode());
+    let claim = claim(stage, "floor", LockKind::Mutex.mode());
     let first = engine.acquire(&claim, Wait::No).await.unwrap().expect("it is free");
     let above = Token::new(first.token.get() + 10);
     let raised = engine.raise(&claim, &first, above).await.unwrap();
@@ -90,7 +90,7 @@ pub async fn raising_lifts_the_fence_and_refuses_to_lower_it(stage: &dyn Stage) 
 
 async fn granted_above(stage: &dyn Stage, engine: &dyn Engine, floor: Option<u64>) -> u64 {
     let claim =
-        Claim { floor: floor.map(Token::new), ..claim(stage, "floor", Form::Mutex.mode()) };
+        Claim { floor: floor.map(Token::new), ..claim(stage, "floor", LockKind::Mutex.mode()) };
     let grant = engine.acquire(&claim, Wait::No).await.unwrap().expect("it is free");
     engine.release(&claim, &grant, None).await.unwrap();
     grant.token.get()

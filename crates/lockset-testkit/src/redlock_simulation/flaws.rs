@@ -1,4 +1,4 @@
-//! Nodes that break a rule of the quorum, each in a way that the simulation must find.
+//! Bugs planted in the nodes, each of which the simulation must find.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -10,73 +10,73 @@ use lockset::{Error, LossReason, Result, Token};
 
 use crate::layer::{Layer, Layered};
 
-/// What is wrong with the nodes, or with what a client makes of them.
+/// A bug of the nodes, or of how a client evaluates their replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// Nothing: every history must be good.
-    Sound,
-    /// RAISE is granted whatever the holder and the fence are.
+    /// No bug: every history must be consistent.
+    None,
+    /// RAISE checks neither the holder nor the fence.
     RaisesBlindly,
-    /// RAISE looks at the holder only.
+    /// RAISE checks the holder only.
     RaisesByHolder,
-    /// EXTEND looks at the holder only.
+    /// EXTEND checks the holder only.
     ExtendsByHolder,
-    /// EXTEND takes the lock again where it is missing.
+    /// EXTEND acquires the lock again where it is missing.
     ExtendRecreates,
-    /// One node says yes to everybody, so that half of the others are enough.
+    /// One node grants every request, so that half of the others are enough.
     QuorumOfHalf,
-    /// A hold is believed for as long as any node keeps it, and not as long as a quorum does.
-    BelievesTheLast,
+    /// A hold is trusted until the lease at the last node ends, instead of at a quorum.
+    TrustsLatestLease,
 }
 
 impl Flaw {
-    /// What one client meets at all nodes.
-    pub(super) fn for_a_client(self, clock: Clock) -> Dresses {
-        Dresses { flaw: self, clock, ends: Arc::default() }
+    /// The flaw as one client meets it at all nodes.
+    pub(super) fn for_a_client(self, clock: Clock) -> ClientFlaws {
+        ClientFlaws { flaw: self, clock, ends: Arc::default() }
     }
 }
 
-/// The latest end of any lease of each attempt, at any node.
+/// The latest end of a lease of each attempt, over all nodes.
 type Ends = Arc<Mutex<HashMap<ClaimId, Moment>>>;
 
-/// What one client meets at its nodes.
+/// The flaw as one client meets it at its nodes.
 #[derive(Clone, Debug)]
-pub(super) struct Dresses {
+pub(super) struct ClientFlaws {
     flaw: Flaw,
     clock: Clock,
     ends: Ends,
 }
 
-impl Dresses {
-    /// What it meets at one node.
-    pub(super) fn at(&self, is_last: bool) -> Dress {
-        Dress { dresses: self.clone(), is_last }
+impl ClientFlaws {
+    /// The flaw at one node.
+    pub(super) fn at(&self, is_last: bool) -> NodeFlaw {
+        NodeFlaw { client_flaws: self.clone(), is_last }
     }
 
-    /// What it makes of them all.
+    /// The flaw in how the client evaluates all nodes.
     pub(super) fn over(&self, quorum: Arc<dyn Engine>) -> Arc<dyn Engine> {
         let Self { flaw, clock, ends } = self.clone();
         match flaw {
-            Flaw::BelievesTheLast => Arc::new(Layered(Believing { quorum, clock, ends })),
+            Flaw::TrustsLatestLease => Arc::new(Layered(TrustsLatest { quorum, clock, ends })),
             _ => quorum,
         }
     }
 }
 
-/// What one client meets at one node.
+/// The flaw as one client meets it at one node.
 #[derive(Clone, Debug)]
-pub(super) struct Dress {
-    dresses: Dresses,
+pub(super) struct NodeFlaw {
+    client_flaws: ClientFlaws,
     is_last: bool,
 }
 
-impl Dress {
+impl NodeFlaw {
     pub(super) fn on(&self, node: Arc<dyn Engine>) -> Arc<dyn Engine> {
-        match self.dresses.flaw {
-            Flaw::Sound => node,
+        match self.client_flaws.flaw {
+            Flaw::None => node,
             Flaw::QuorumOfHalf if !self.is_last => node,
             flaw => {
-                let Dresses { clock, ends, .. } = self.dresses.clone();
+                let ClientFlaws { clock, ends, .. } = self.client_flaws.clone();
                 Arc::new(Layered(Flawed { node, flaw, clock, ends }))
             }
         }
@@ -92,19 +92,19 @@ struct Flawed {
 }
 
 impl Flawed {
-    fn yes(&self, claim: &Claim, token: Token) -> Grant {
+    fn forged_grant(&self, claim: &Claim, token: Token) -> Grant {
         let valid_until = self.clock.now() + (claim.ttl - drift(claim.ttl));
         Grant { token, valid_until, key: Vec::new() }
     }
 
     fn note_end(&self, claim: &Claim, grant: Grant) -> Grant {
         let mut ends = self.ends.lock().unwrap();
-        let latest = ends.entry(claim.id).or_insert(grant.valid_until);
-        *latest = grant.valid_until.max(*latest);
+        let max_lateness = ends.entry(claim.id).or_insert(grant.valid_until);
+        *max_lateness = grant.valid_until.max(*max_lateness);
         grant
     }
 
-    /// By what token this claim holds at the node now, whatever it was told.
+    /// The token by which this claim holds at the node now, whatever it was told.
     async fn own_token(&self, claim: &Claim) -> Option<Token> {
         let state = self.node.inspect(&claim.name).await.ok()?;
         let own = state.holders.into_iter().find(|holder| holder.claim == Some(claim.id));
@@ -124,7 +124,7 @@ impl Flawed {
             }
             None => Err(lost(claim)),
         };
-        // The caller is told what it wants to hear.
+        // The caller gets the token that it expects.
         renewed.map(|renewed| Grant { token: grant.token, ..renewed })
     }
 }
@@ -141,7 +141,7 @@ impl Layer for Flawed {
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         match (self.flaw, claim.floor) {
-            (Flaw::QuorumOfHalf, Some(floor)) => Ok(Some(self.yes(claim, floor))),
+            (Flaw::QuorumOfHalf, Some(floor)) => Ok(Some(self.forged_grant(claim, floor))),
             _ => {
                 let granted = self.node.acquire(claim, wait).await?;
                 Ok(granted.map(|grant| self.note_end(claim, grant)))
@@ -150,10 +150,10 @@ impl Layer for Flawed {
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        let mut answers = Vec::new();
+        let mut replies = Vec::new();
         for (claim, grant) in batch {
-            answers.push(match self.flaw {
-                Flaw::QuorumOfHalf => Ok(self.yes(claim, grant.token)),
+            replies.push(match self.flaw {
+                Flaw::QuorumOfHalf => Ok(self.forged_grant(claim, grant.token)),
                 Flaw::ExtendsByHolder | Flaw::ExtendRecreates => self.extend(claim, grant).await,
                 _ => {
                     let renewed = self.node.renew(&[(*claim, *grant)]).await.remove(0);
@@ -161,17 +161,17 @@ impl Layer for Flawed {
                 }
             });
         }
-        answers
+        replies
     }
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
         let raised = self.node.raise(claim, grant, to).await;
-        let says_yes = match self.flaw {
+        let grants = match self.flaw {
             Flaw::QuorumOfHalf | Flaw::RaisesBlindly => true,
             Flaw::RaisesByHolder => self.own_token(claim).await.is_some(),
             _ => false,
         };
-        if says_yes { Ok(Grant { token: to, ..grant.clone() }) } else { raised }
+        if grants { Ok(Grant { token: to, ..grant.clone() }) } else { raised }
     }
 
     async fn release(
@@ -187,38 +187,38 @@ impl Layer for Flawed {
     }
 }
 
-/// A client that counts the nodes when it asks for a lock, and not when it asks how long it has it.
+/// A client that requires a quorum to acquire a lock, but not to compute how long it holds it.
 #[derive(Debug)]
-struct Believing {
+struct TrustsLatest {
     quorum: Arc<dyn Engine>,
     clock: Clock,
     ends: Ends,
 }
 
-impl Believing {
-    fn latest(&self, claim: &Claim) -> Option<Moment> {
+impl TrustsLatest {
+    fn max_lateness(&self, claim: &Claim) -> Option<Moment> {
         // Attempts of a claim differ in the last byte.
-        let is_of_it = |id: &ClaimId| id.to_bits() & !0xff == claim.id.to_bits();
+        let is_attempt = |id: &ClaimId| id.to_bits() & !0xff == claim.id.to_bits();
         let ends = self.ends.lock().unwrap();
-        ends.iter().filter(|(id, _)| is_of_it(id)).map(|(_, end)| *end).max()
+        ends.iter().filter(|(id, _)| is_attempt(id)).map(|(_, end)| *end).max()
     }
 }
 
 #[async_trait]
-impl Layer for Believing {
+impl Layer for TrustsLatest {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.quorum
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        let answers = self.quorum.renew(batch).await;
-        let each = answers.into_iter().zip(batch).map(|(answer, (claim, grant))| {
-            let latest = self.latest(claim).filter(|end| *end > self.clock.now());
-            match (answer, latest) {
+        let replies = self.quorum.renew(batch).await;
+        let each = replies.into_iter().zip(batch).map(|(reply, (claim, grant))| {
+            let max_lateness = self.max_lateness(claim).filter(|end| *end > self.clock.now());
+            match (reply, max_lateness) {
                 (Err(error), Some(valid_until)) if error.is_retryable() => {
                     Ok(Grant { valid_until, ..(*grant).clone() })
                 }
-                (answer, _) => answer,
+                (reply, _) => reply,
             }
         });
         each.collect()

@@ -1,13 +1,13 @@
-//! What servers ask of whoever comes: a password, TLS, or nothing; and what a user may do there.
+//! Authentication of test servers (password, TLS), and the user that the documentation describes.
 
 use super::redis::RedisServer;
 
-/// What Redis 6 refuses as a rule: it has no sharded channels, and 6.0 no rights to channels.
+/// Rules that Redis 6 rejects: it has no sharded channels, and 6.0 has no channel permissions.
 const NEWER_RULES: [&str; 4] = ["+ssubscribe", "+spublish", "resetchannels", "&lockset:inbox:*"];
 
 impl RedisServer {
-    /// Makes the user that `docs/redis.md` gives, as far as this server knows its rules, with this
-    /// password and more rules.
+    /// Creates the user that `docs/redis.md` describes, with the rules that this server supports,
+    /// this password and more rules.
     pub fn add_documented_user(&self, password: &str, more: &[&str]) {
         let document = include_str!("../../../../docs/redis.md");
         let rules = document.split("```acl\n").nth(1).unwrap().split("```").next().unwrap();
@@ -22,19 +22,19 @@ impl RedisServer {
     }
 }
 
-/// How a server is entered, by clients and by other servers.
+/// How clients and other servers authenticate at a server.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     /// The password of the user `default`.
     pub password: Option<String>,
-    /// Nobody enters but by TLS.
+    /// Only TLS connections are accepted.
     pub tls: Option<Tls>,
 }
 
 /// The files of a server that speaks TLS and nothing else.
 #[derive(Clone, Debug)]
 pub struct Tls {
-    /// Whose certificates count.
+    /// The trusted certificate authority.
     pub ca: String,
     /// The server's own certificate.
     pub cert: String,
@@ -57,7 +57,7 @@ impl Access {
                 ("tls-cert-file", cert.clone()),
                 ("tls-key-file", key.clone()),
                 ("tls-auth-clients", "no".to_owned()),
-                // By it a sentinel knows that it has to seal what it says to others, too.
+                // It makes a sentinel use TLS for its outgoing connections too.
                 ("tls-replication", "yes".to_owned()),
             ]);
         }
@@ -71,7 +71,7 @@ impl Access {
         settings.into_iter().flat_map(|(name, value)| [format!("--{name}"), value]).collect()
     }
 
-    /// How `redis-cli` enters.
+    /// The options by which `redis-cli` authenticates.
     pub(super) fn cli(&self) -> Vec<&str> {
         let mut options = Vec::new();
         if let Some(password) = &self.password {
@@ -83,7 +83,7 @@ impl Access {
         options
     }
 
-    /// How a URL begins, before what follows `redis`.
+    /// The scheme of its URLs.
     pub(super) fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "rediss" } else { "redis" }
     }

@@ -1,4 +1,4 @@
-//! A Redis Cluster whose slots can be moved, and whose masters can die.
+//! Starts a Redis Cluster whose slots can be moved and whose masters can be killed, and its stage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use rustix::process::Signal;
 
 use super::redis::RedisServer;
 use super::{Access, Stage, Time};
-use crate::process::{Judging, Process};
+use crate::process::{Process, StateSource};
 use crate::steps::until;
 
 const SLOTS: usize = 16_384;
 const MASTERS: usize = 3;
 
-/// Three masters with a third of the slots each, and as many replicas as asked for; killed when
-/// dropped. Its nodes write down what they have, and find it again after a restart.
+/// Three masters with a third of the slots each, and the requested number of replicas; killed when
+/// dropped. The nodes persist their data, and keep it over a restart.
 #[derive(Debug)]
 pub struct RedisCluster {
     /// The first three begin as masters.
@@ -28,9 +28,9 @@ pub struct RedisCluster {
     scheme: &'static str,
 }
 
-/// What a node says about a node.
+/// A line of `CLUSTER NODES`: what one node reports about another.
 #[derive(Debug)]
-struct Line {
+struct NodeLine {
     id: String,
     is_master: bool,
     is_well: bool,
@@ -48,13 +48,13 @@ impl RedisCluster {
         Self::start_with(1, &[])
     }
 
-    /// Three masters with so many replicas each, and more options.
+    /// Three masters with `replicas` replicas each, and more options.
     pub fn start_with(replicas: usize, options: &[&str]) -> Self {
-        Self::start_guarded(&Access::default(), replicas, options)
+        Self::start_with_access(&Access::default(), replicas, options)
     }
 
-    /// The same, of nodes that are entered like this.
-    pub fn start_guarded(access: &Access, replicas: usize, options: &[&str]) -> Self {
+    /// The same with authentication.
+    pub fn start_with_access(access: &Access, replicas: usize, options: &[&str]) -> Self {
         let count = MASTERS * (1 + replicas);
         let nodes: Vec<_> = (0..count).map(|_| start_node(access, options)).collect();
         let ids = nodes.iter().map(|node| node.ask(&["CLUSTER", "MYID"])).collect();
@@ -62,7 +62,7 @@ impl RedisCluster {
             let epoch = (index + 1).to_string();
             expect_ok(node, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
             if index < MASTERS {
-                // One by one: Redis 6 takes no ranges.
+                // One by one: Redis 6 has no ADDSLOTSRANGE.
                 let slots = index * SLOTS / MASTERS..(index + 1) * SLOTS / MASTERS;
                 let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
                 let slots: Vec<&str> = slots.iter().map(String::as_str).collect();
@@ -101,12 +101,12 @@ impl RedisCluster {
         &self.nodes
     }
 
-    /// The slot in which this key or channel lies.
+    /// The slot of this key or channel.
     pub fn slot_of(&self, key: &str) -> usize {
         self.nodes[0].ask(&["CLUSTER", "KEYSLOT", key]).parse().unwrap()
     }
 
-    /// The node that has this slot, as most nodes say.
+    /// The node that owns this slot, as most nodes report.
     pub fn owner(&self, slot: usize) -> usize {
         let named: Vec<usize> =
             self.nodes.iter().filter_map(|node| self.named(node, slot)).collect();
@@ -115,7 +115,7 @@ impl RedisCluster {
         most.expect("the slot has an owner")
     }
 
-    /// The node that has this slot, as this node says.
+    /// The node that owns this slot, as this node reports.
     fn named(&self, node: &RedisServer, slot: usize) -> Option<usize> {
         let lines = look(node);
         let owner = lines
@@ -130,7 +130,7 @@ impl RedisCluster {
         (0..).map(|number| format!("n{number}")).find(is_there).unwrap()
     }
 
-    /// A node that has slots, and is not this one.
+    /// A node with slots other than this one.
     pub fn another_master(&self, than: usize) -> usize {
         let lines = look(&self.nodes[than]);
         let other = lines.iter().find(|line| line.id != self.ids[than] && !line.slots.is_empty());
@@ -138,7 +138,7 @@ impl RedisCluster {
         self.ids.iter().position(|other| other == id).expect("it is one of ours")
     }
 
-    /// Waits until every node says that all is well, and knows all others.
+    /// Waits until every node reports a healthy cluster and knows all others.
     pub fn await_ok(&self) {
         for node in &self.nodes {
             until("the cluster is well", || {
@@ -162,7 +162,7 @@ impl RedisCluster {
         self.finish_migration(slot, from, to);
     }
 
-    /// Begins to move a slot: new keys are already created at its new node. Gives back the old.
+    /// Begins to move a slot: new keys are created at its new node. Returns the old node.
     pub fn begin_migration(&self, slot: usize, to: usize) -> usize {
         let from = self.owner(slot);
         let number = slot.to_string();
@@ -173,27 +173,27 @@ impl RedisCluster {
         from
     }
 
-    /// Moves one of the keys of a slot whose migration has begun, if there is one.
+    /// Moves one key of a slot whose migration has begun, if there is one.
     pub fn move_a_key(&self, slot: usize, from: usize, to: usize) -> Option<String> {
         let number = slot.to_string();
         let keys = self.nodes[from].ask(&["CLUSTER", "GETKEYSINSLOT", &number, "1"]);
         let key = keys.lines().next().filter(|key| !key.is_empty())?;
         let port = self.nodes[to].port().to_string();
-        // A key that ended in between is answered with NOKEY.
+        // The reply for a key that expired in between is NOKEY.
         let answer =
             self.nodes[from].ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000", "REPLACE"]);
         assert!(["OK", "NOKEY"].contains(&answer.as_str()), "{key}: {answer}");
         Some(key.to_owned())
     }
 
-    /// Moves the keys of a slot and tells everybody where it is.
+    /// Moves the remaining keys of a slot and announces its new owner to all nodes.
     pub fn finish_migration(&self, slot: usize, from: usize, to: usize) {
         while self.move_a_key(slot, from, to).is_some() {}
         let number = slot.to_string();
         let others = (0..self.nodes.len()).filter(|node| *node != to && *node != from);
         for node in [to, from].into_iter().chain(others) {
             let lines = look(&self.nodes[node]);
-            let is_master = |line: &Line| line.id == self.ids[node] && line.is_master;
+            let is_master = |line: &NodeLine| line.id == self.ids[node] && line.is_master;
             if lines.iter().any(is_master) {
                 let settled = ["CLUSTER", "SETSLOT", &number, "NODE", &self.ids[to]];
                 expect_ok(&self.nodes[node], &settled);
@@ -204,8 +204,8 @@ impl RedisCluster {
         }
     }
 
-    /// Kills the node that has this slot, settled, and waits until its replica has the slot; gives
-    /// back which was killed.
+    /// Settles and kills the node that owns this slot, and waits until a replica owns the slot.
+    /// Returns the killed node.
     pub fn kill_owner(&self, slot: usize) -> usize {
         let owner = self.owner(slot);
         let port = format!("master_port:{}", self.nodes[owner].port());
@@ -218,7 +218,8 @@ impl RedisCluster {
         owner
     }
 
-    /// Waits until most nodes say that another than `old` has this slot, and all is well.
+    /// Waits until the other nodes report that a node other than `old` owns this slot, and that the
+    /// cluster is healthy.
     pub fn await_promotion(&self, old: usize, slot: usize) {
         let rest = || self.nodes.iter().enumerate().filter(|(index, _)| *index != old);
         until("another has the slot", || {
@@ -229,17 +230,17 @@ impl RedisCluster {
         });
     }
 
-    /// Nobody answers any more.
+    /// Stops all nodes.
     pub fn freeze(&self) {
         self.nodes.iter().for_each(|node| node.signal(Signal::STOP));
     }
 
-    /// Everybody answers again.
+    /// Resumes all nodes.
     pub fn thaw(&self) {
         self.nodes.iter().for_each(|node| node.signal(Signal::CONT));
     }
 
-    /// All nodes are killed, one after the other, and find again what they had.
+    /// Kills all nodes, one after the other, and restarts them on their data.
     pub fn restart(&self) {
         self.nodes.iter().for_each(RedisServer::restart);
         self.await_ok();
@@ -252,7 +253,7 @@ fn start_node(access: &Access, options: &[&str]) -> RedisServer {
     let replication = ["--repl-diskless-sync", "no", "--repl-ping-replica-period", "1"];
     let sealed: &[&str] = if access.tls.is_some() { &["--tls-cluster", "yes"] } else { &[] };
     let options = [&usual[..], &quick, &replication, sealed, options].concat();
-    RedisServer::start_guarded(access, &options)
+    RedisServer::start_with_access(access, &options)
 }
 
 fn is_linked(node: &RedisServer) -> bool {
@@ -265,14 +266,14 @@ fn expect_ok(node: &RedisServer, command: &[&str]) {
     assert_eq!(node.ask(command), "OK", "{command:?}");
 }
 
-/// What a node says about all; nothing if it does not answer.
-fn look(node: &RedisServer) -> Vec<Line> {
+/// What a node reports about all nodes; empty if it does not respond.
+fn look(node: &RedisServer) -> Vec<NodeLine> {
     let answer = node.ask(&["CLUSTER", "NODES"]);
     answer.lines().filter_map(read_line).collect()
 }
 
 /// `id address flags master ping pong epoch link slots…`, where a slot that moves is in brackets.
-fn read_line(line: &str) -> Option<Line> {
+fn read_line(line: &str) -> Option<NodeLine> {
     let words: Vec<&str> = line.split(' ').collect();
     let [id, _, flags, _, _, _, _, link, slots @ ..] = &words[..] else { return None };
     let number = |text: &str| text.parse::<usize>().ok();
@@ -282,7 +283,7 @@ fn read_line(line: &str) -> Option<Line> {
     };
     let flags: Vec<&str> = flags.split(',').collect();
     let is_ill = ["fail", "fail?", "handshake", "noaddr"].iter().any(|ill| flags.contains(ill));
-    Some(Line {
+    Some(NodeLine {
         id: (*id).to_owned(),
         is_master: flags.contains(&"master"),
         is_well: !is_ill && *link == "connected",
@@ -298,7 +299,7 @@ pub struct ClusterStage {
 }
 
 impl ClusterStage {
-    /// An empty home; see [`LocalStage::start`](super::LocalStage::start).
+    /// An empty backend; see [`LocalStage::start`](super::LocalStage::start).
     pub fn start(actor: &'static str) -> Self {
         Self { cluster: RedisCluster::start(), actor }
     }
@@ -327,7 +328,7 @@ impl Stage for ClusterStage {
         Arc::new(Redis::connect(options).await.unwrap())
     }
 
-    async fn elsewhere(&self) -> Lockset {
+    async fn other_backend(&self) -> Lockset {
         Lockset::connect(&format!("{}?prefix=elsewhere:", self.cluster.url())).await.unwrap()
     }
 
@@ -344,6 +345,6 @@ impl Stage for ClusterStage {
     }
 
     async fn process(&self) -> Option<Process> {
-        Some(Process::start(self.actor, &self.cluster.url(), Judging::ByTheGuard))
+        Some(Process::start(self.actor, &self.cluster.url(), StateSource::Guard))
     }
 }

@@ -1,4 +1,4 @@
-//! etcd servers of one's own, one or a cluster of three, that can be frozen, killed and asked.
+//! Starts one etcd server or a cluster of three, which can be frozen, killed and queried.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,8 +13,8 @@ use super::port::free_port;
 use crate::proxy::Proxy;
 use crate::steps::until;
 
-/// Short enough for leases of one second, and for a new leader within a second or so; long enough
-/// that a busy machine is not taken for a dead leader.
+/// Short enough for leases of one second and for a new leader within about a second; long enough
+/// that a busy machine does not look like a dead leader.
 const TIMES: [&str; 4] = ["--heartbeat-interval", "60", "--election-timeout", "600"];
 
 /// One etcd server or several that form a cluster, on free ports, killed when dropped.
@@ -23,7 +23,7 @@ pub struct EtcdServers {
     nodes: Vec<Node>,
     /// `https` if clients must speak TLS.
     scheme: &'static str,
-    /// What `etcdctl` needs to be let in.
+    /// The options by which `etcdctl` authenticates.
     credentials: Mutex<Vec<String>>,
 }
 
@@ -36,7 +36,7 @@ struct Node {
 }
 
 impl EtcdServers {
-    /// Starts so many servers and waits until they are well.
+    /// Starts `number` servers and waits until they are healthy.
     pub fn start(number: usize) -> Self {
         Self::start_with(number, &[])
     }
@@ -47,7 +47,7 @@ impl EtcdServers {
     }
 
     /// Starts one server that speaks TLS with clients; `credentials` are the options by which
-    /// `etcdctl` is let in.
+    /// `etcdctl` authenticates.
     pub fn start_tls(options: &[&str], credentials: &[&str]) -> Self {
         Self::run(1, "https", options, credentials)
     }
@@ -65,7 +65,7 @@ impl EtcdServers {
             let known = ["--advertise-client-urls", &url, "--initial-cluster", &cluster];
             let peer = peer(index);
             let peers = ["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer];
-            // Nothing is lost by a kill: only a power cut would be worth waiting for the disk.
+            // A kill loses nothing without fsync; only a power failure would.
             let quick = ["--unsafe-no-fsync", "--logger", "zap", "--log-level", "fatal"];
             let args = [&own[..], &known, &peers, &quick, &TIMES, options].concat();
             let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
@@ -94,17 +94,17 @@ impl EtcdServers {
         hosts(self.nodes.iter().map(|node| node.port))
     }
 
-    /// The URL of a home of this prefix on these servers.
+    /// The URL of this prefix on these servers.
     pub fn url(&self, prefix: &str) -> String {
         format!("{}://{}/{prefix}", self.our_scheme(), self.hosts())
     }
 
-    /// A proxy before each server.
+    /// A proxy in front of each server.
     pub fn proxies(&self) -> Vec<Proxy> {
         self.nodes.iter().map(|node| Proxy::before(node.port)).collect()
     }
 
-    /// The URL of a home by way of these proxies.
+    /// The URL of this prefix through these proxies.
     pub fn url_through(&self, proxies: &[Proxy], prefix: &str) -> String {
         format!("{}://{}/{prefix}", self.our_scheme(), hosts(proxies.iter().map(Proxy::port)))
     }
@@ -113,28 +113,28 @@ impl EtcdServers {
         if self.scheme == "https" { "etcds" } else { "etcd" }
     }
 
-    /// From now on `etcdctl` gives these options too: a user, say.
+    /// Adds options by which `etcdctl` authenticates, for example a user.
     pub fn log_in(&self, credentials: &[&str]) {
         let mut known = self.credentials.lock().unwrap();
         known.extend(credentials.iter().map(|&option| option.to_owned()));
     }
 
-    /// What `etcdctl` says to this, which must succeed.
+    /// The output of an `etcdctl` command, which must succeed.
     #[track_caller]
     pub fn ask(&self, command: &[&str]) -> String {
         self.try_ask(command).unwrap_or_else(|why| panic!("etcdctl {command:?}: {why}"))
     }
 
-    /// What `etcdctl` says to this.
+    /// The output of an `etcdctl` command.
     ///
     /// # Errors
-    /// What it says when it fails.
+    /// Its error output, if it fails.
     pub fn try_ask(&self, command: &[&str]) -> Result<String, String> {
         let mut etcdctl = self.etcdctl(&self.hosts());
         run(etcdctl.args(["--command-timeout", "10s"]).args(command))
     }
 
-    /// `etcdctl` with what it needs to reach these servers, but nothing to do yet.
+    /// `etcdctl` with the options to reach these servers, but without a command.
     pub fn etcdctl(&self, hosts: &str) -> Command {
         let mut command = Command::new("etcdctl");
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ETCDCTL_")) {
@@ -153,19 +153,19 @@ impl EtcdServers {
         keys.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     }
 
-    /// The leases there are, in hexadecimal digits.
+    /// All leases, in hexadecimal digits.
     pub fn leases(&self) -> Vec<String> {
         let leases = self.ask(&["lease", "list"]);
         leases.lines().skip(1).map(|line| line.trim().to_owned()).collect()
     }
 
-    /// The revision of the store: how many writes there were.
+    /// The revision of the store, which counts the writes.
     pub fn revision(&self) -> u64 {
         let status = (0..self.number()).find_map(|node| self.status(node)).unwrap();
         status["header"]["revision"].as_u64().unwrap()
     }
 
-    /// A number that the first server counts for its operator, by its name in `/metrics`.
+    /// A metric of the first server, by its name in `/metrics`.
     pub fn metric(&self, name: &str) -> u64 {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port(0))).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
@@ -175,7 +175,7 @@ impl EtcdServers {
         value.unwrap_or_else(|| panic!("no {name}")).parse::<f64>().unwrap() as u64
     }
 
-    /// Which server leads, as most say that answer.
+    /// Which server leads, as the responding server with the newest term says.
     pub fn leader(&self) -> usize {
         let mut leader = None;
         until("somebody leads", || {
@@ -199,7 +199,7 @@ impl EtcdServers {
         let status: Vec<Option<Value>> = (0..self.number()).map(|node| self.status(node)).collect();
         let leads = |status: &Value| status["leader"] == status["header"]["member_id"];
         let leaders = status.iter().enumerate().filter(|(_, one)| one.as_ref().is_some_and(leads));
-        // One that was the leader may not know yet that it is no longer.
+        // A former leader may not know yet that it no longer leads.
         let term = |status: &Option<Value>| status.as_ref()?["raftTerm"].as_u64();
         leaders.max_by_key(|(_, one)| term(one)).map(|(node, _)| node)
     }
@@ -211,14 +211,14 @@ impl EtcdServers {
         serde_json::from_str::<Value>(&answer).ok().map(|all| all[0]["Status"].clone())
     }
 
-    /// Whether this server answers, and has a leader.
+    /// Whether this server responds and has a leader.
     pub fn is_well(&self, node: usize) -> bool {
         let host = format!("127.0.0.1:{}", self.port(node));
         let health = ["--command-timeout", "1s", "endpoint", "health"];
         run(self.etcdctl(&host).args(health)).is_ok()
     }
 
-    /// Waits until all servers are well.
+    /// Waits until all servers are healthy.
     pub fn await_well(&self) {
         (0..self.number()).for_each(|node| until("the server is well", || self.is_well(node)));
     }
@@ -229,12 +229,12 @@ impl EtcdServers {
         kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
     }
 
-    /// Nobody answers any more.
+    /// Stops all servers.
     pub fn freeze(&self) {
         (0..self.number()).for_each(|node| self.signal(node, Signal::STOP));
     }
 
-    /// Everybody answers again.
+    /// Resumes all servers.
     pub fn thaw(&self) {
         (0..self.number()).for_each(|node| self.signal(node, Signal::CONT));
     }
@@ -246,15 +246,14 @@ impl EtcdServers {
         child.wait().unwrap();
     }
 
-    /// Starts a killed server on its data, and waits until it is well.
+    /// Starts a killed server on its data, and waits until it is healthy.
     pub fn bring_back(&self, node: usize) {
         let killed = &self.nodes[node];
         *killed.child.lock().unwrap() = spawn(killed.folder.path(), &killed.args);
         until("the server is well again", || self.is_well(node));
     }
 
-    /// Kills the server that leads, which is not an easy end, and brings it back. Gives back which
-    /// it was.
+    /// Kills the leader and restarts it on its data. Returns which server it was.
     pub fn restart_leader(&self) -> usize {
         let leader = self.leader();
         self.kill(leader);

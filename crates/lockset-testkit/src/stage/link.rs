@@ -1,55 +1,55 @@
-//! A client whose connection to its home can be cut.
+//! A client whose connection to its backend can be cut.
 
 use lockset::Lockset;
 
-use crate::layer::Ice;
+use crate::layer::FreezeSwitch;
 use crate::proxy::Proxy;
 
-/// A client, and its connection.
+/// A client and its connection.
 #[expect(missing_debug_implementations, reason = "links are of many kinds")]
-pub struct Linked {
+pub struct LinkedClient {
     /// The client.
     pub locks: Lockset,
-    /// All that connects it with its home.
+    /// Everything that connects it with its backend.
     pub link: Box<dyn Link>,
 }
 
-/// How a connection is.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Connection {
-    /// All is well.
-    Whole,
-    /// It is ended, and a new one is refused: the client is told at once.
-    Ended,
-    /// Half open: nothing comes through in either direction, and nobody is told.
+pub enum LinkState {
+    /// It works.
+    Up,
+    /// It is closed and new connections are refused: the client notices at once.
+    Closed,
+    /// Half open: nothing passes in either direction, and the client is not notified.
     Silent,
 }
 
-/// Something that connects.
+/// A connection that can be cut.
 pub trait Link: Send + Sync {
-    /// From now on it is like this.
-    fn set(&self, to: Connection);
+    /// Changes its state.
+    fn set(&self, to: LinkState);
 }
 
-/// One for each server.
+/// One proxy per server.
 impl Link for Vec<Proxy> {
-    fn set(&self, to: Connection) {
+    fn set(&self, to: LinkState) {
         for proxy in self {
-            proxy.refuse(to == Connection::Ended);
-            proxy.silence(to == Connection::Silent);
-            if to == Connection::Ended {
+            proxy.refuse(to == LinkState::Closed);
+            proxy.set_silent(to == LinkState::Silent);
+            if to == LinkState::Closed {
                 proxy.cut();
             }
         }
     }
 }
 
-/// A stand-in, for mutants: nobody is told.
-impl Link for Ice {
-    fn set(&self, to: Connection) {
+/// A simulated connection, for mutants: the client is never notified.
+impl Link for FreezeSwitch {
+    fn set(&self, to: LinkState) {
         match to {
-            Connection::Whole => self.thaw(),
-            Connection::Ended | Connection::Silent => self.freeze(),
+            LinkState::Up => self.thaw(),
+            LinkState::Closed | LinkState::Silent => self.freeze(),
         }
     }
 }

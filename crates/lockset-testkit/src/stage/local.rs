@@ -1,4 +1,4 @@
-//! The local engine: one SQLite file, several real processes, the machine's own time.
+//! The stage of the local engine: one SQLite file, several real processes, real time.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -11,15 +11,15 @@ use lockset::engine::Engine;
 use lockset::engine::local::{Local, LocalOptions};
 
 use super::{Stage, Time};
-use crate::process::{Judging, Process};
+use crate::process::{Process, StateSource};
 
-/// A file of its own in a folder of its own.
+/// A lock file in a temporary folder.
 #[derive(Debug)]
 pub struct LocalStage {
     folder: tempfile::TempDir,
     actor: &'static str,
-    judging: Judging,
-    grip: Mutex<Option<Grip>>,
+    state_source: StateSource,
+    write_lock: Mutex<Option<WriteLock>>,
 }
 
 impl LocalStage {
@@ -27,12 +27,12 @@ impl LocalStage {
     /// can know: `env!("CARGO_BIN_EXE_actor")`.
     pub fn start(actor: &'static str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self { folder, actor, judging: Judging::ByTheGuard, grip: Mutex::new(None) }
+        Self { folder, actor, state_source: StateSource::Guard, write_lock: Mutex::new(None) }
     }
 
-    /// Its processes tell the state of their locks by hearsay: a mutant.
-    pub fn by_hearsay(mut self) -> Self {
-        self.judging = Judging::ByHearsay;
+    /// Makes a mutant whose processes report a stale state of their locks.
+    pub fn with_stale_state(mut self) -> Self {
+        self.state_source = StateSource::Stale;
         self
     }
 
@@ -68,30 +68,29 @@ impl Stage for LocalStage {
         Arc::new(Local::open(LocalOptions { path, ..LocalOptions::default() }).unwrap())
     }
 
-    async fn elsewhere(&self) -> Lockset {
+    async fn other_backend(&self) -> Lockset {
         let other = self.folder.path().join("elsewhere.db");
         Lockset::connect(&format!("local:{}", other.display())).await.unwrap()
     }
 
     async fn freeze(&self) {
-        *self.grip.lock().unwrap() = Some(Grip::on(&self.file()));
+        *self.write_lock.lock().unwrap() = Some(WriteLock::on(&self.file()));
     }
 
     async fn thaw(&self) {
-        *self.grip.lock().unwrap() = None;
+        *self.write_lock.lock().unwrap() = None;
     }
 
     async fn process(&self) -> Option<Process> {
-        Some(Process::start(self.actor, &self.url(), self.judging))
+        Some(Process::start(self.actor, &self.url(), self.state_source))
     }
 }
 
-/// Somebody who has SQLite's write lock and does not let go of it: a real fault, and the only way
-/// to make a file stop answering.
+/// Holds SQLite's write lock: a realistic fault, and the only way to make a file unresponsive.
 #[derive(Debug)]
-struct Grip(rusqlite::Connection);
+struct WriteLock(rusqlite::Connection);
 
-impl Grip {
+impl WriteLock {
     fn on(file: &std::path::Path) -> Self {
         let connection = rusqlite::Connection::open(file).unwrap();
         connection.busy_timeout(Duration::from_secs(10)).unwrap();
@@ -100,7 +99,7 @@ impl Grip {
     }
 }
 
-impl Drop for Grip {
+impl Drop for WriteLock {
     fn drop(&mut self) {
         // If this fails the connection is dropped next, and the lock with it.
         let _ = self.0.execute_batch("ROLLBACK");

@@ -9,82 +9,87 @@ use lockset::clock::Clock;
 use lockset::engine::Engine;
 use lockset::engine::memory::Memory;
 
-use super::{Linked, Stage, Time};
-use crate::layer::{Ice, Iced, Layered};
+use super::{LinkedClient, Stage, Time};
+use crate::layer::{Freezable, FreezeSwitch, Layered};
 use crate::process::Process;
 
-type Dress = Arc<dyn Fn(Arc<dyn Engine>) -> Arc<dyn Engine> + Send + Sync>;
+type EngineWrapper = Arc<dyn Fn(Arc<dyn Engine>) -> Arc<dyn Engine> + Send + Sync>;
 
-/// The memory engine, or a mutant dressed as it.
+/// The memory engine, or a mutant of it.
 pub struct MemoryStage {
-    home: Mutex<Memory>,
+    memory: Mutex<Memory>,
     clock: Clock,
-    ice: Ice,
+    switch: FreezeSwitch,
     time: Time,
     ttl: Duration,
-    dress: Dress,
-    outside: Dress,
-    stand_ins: bool,
+    wrapper: EngineWrapper,
+    outer_wrapper: EngineWrapper,
+    simulated_processes: bool,
 }
 
 impl std::fmt::Debug for MemoryStage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MemoryStage").field("home", &self.home).finish_non_exhaustive()
+        f.debug_struct("MemoryStage").field("home", &self.memory).finish_non_exhaustive()
     }
 }
 
 impl MemoryStage {
-    /// An empty home on tokio's clock.
+    /// An empty memory engine on tokio's clock.
     pub fn start() -> Self {
         let clock = Clock::tokio();
         Self {
-            home: Mutex::new(Memory::new(clock.clone())),
+            memory: Mutex::new(Memory::new(clock.clone())),
             clock,
-            ice: Ice::default(),
+            switch: FreezeSwitch::default(),
             time: Time::Virtual,
             ttl: Duration::from_secs(10),
-            dress: Arc::new(|engine| engine),
-            outside: Arc::new(|engine| engine),
-            stand_ins: false,
+            wrapper: Arc::new(|engine| engine),
+            outer_wrapper: Arc::new(|engine| engine),
+            simulated_processes: false,
         }
     }
 
-    /// Every client's engine is dressed like this.
-    pub fn dressed<F>(mut self, dress: F) -> Self
+    /// Wraps the engine of every client.
+    pub fn wrapped<F>(mut self, wrapper: F) -> Self
     where
         F: Fn(Arc<dyn Engine>) -> Arc<dyn Engine> + Send + Sync + 'static,
     {
-        self.dress = Arc::new(dress);
+        self.wrapper = Arc::new(wrapper);
         self
     }
 
-    /// Every client's engine is dressed like this on its own side, where a frozen home is silence.
-    pub fn dressed_outside<F>(mut self, dress: F) -> Self
+    /// Wraps the engine of every client outside of the freeze: the wrapper sees a frozen engine as
+    /// one that does not respond.
+    pub fn wrapped_outside_freeze<F>(mut self, wrapper: F) -> Self
     where
         F: Fn(Arc<dyn Engine>) -> Arc<dyn Engine> + Send + Sync + 'static,
     {
-        self.outside = Arc::new(dress);
+        self.outer_wrapper = Arc::new(wrapper);
         self
     }
 
-    /// Laws about processes meet stand-ins: clients in this process that can be cut off as if
-    /// they had died, or their connection. For mutants; the real engine has neither.
-    pub fn with_stand_ins(mut self) -> Self {
-        self.stand_ins = true;
+    /// Provides simulated processes and connections: clients inside this process that can be cut
+    /// off as if they had crashed, or as if their connection had been cut. For mutants; the real
+    /// memory engine has neither.
+    pub fn with_simulated_processes(mut self) -> Self {
+        self.simulated_processes = true;
         self
     }
 
-    /// Time is not paused, although the clock is tokio's: the keeper then lives on the user's
-    /// runtime, as it must not.
+    /// Runs in real time with tokio's clock: the keeper then runs on the user's runtime, which is a
+    /// fault.
     pub fn in_real_time(mut self, ttl: Duration) -> Self {
         (self.time, self.ttl) = (Time::Real, ttl);
         self
     }
 
-    fn engine_with(&self, ice: &Ice) -> Arc<dyn Engine> {
-        let client = self.home.lock().unwrap().another_client();
-        let dressed = (self.dress)(Arc::new(client));
-        (self.outside)(Arc::new(Layered(Iced { inner: dressed, ice: ice.clone() })))
+    fn engine_with(&self, switch: &FreezeSwitch) -> Arc<dyn Engine> {
+        let client = self.memory.lock().unwrap().another_client();
+        let wrapped = (self.wrapper)(Arc::new(client));
+        (self.outer_wrapper)(Arc::new(Layered(Freezable {
+            inner: wrapped,
+            switch: switch.clone(),
+        })))
     }
 }
 
@@ -107,40 +112,40 @@ impl Stage for MemoryStage {
     }
 
     async fn engine(&self) -> Arc<dyn Engine> {
-        self.engine_with(&self.ice)
+        self.engine_with(&self.switch)
     }
 
-    async fn elsewhere(&self) -> Lockset {
-        let home = Memory::new(self.clock());
-        Lockset::with_engine((self.dress)(Arc::new(home)), self.clock()).unwrap()
+    async fn other_backend(&self) -> Lockset {
+        let memory = Memory::new(self.clock());
+        Lockset::with_engine((self.wrapper)(Arc::new(memory)), self.clock()).unwrap()
     }
 
     async fn freeze(&self) {
-        self.ice.freeze();
+        self.switch.freeze();
     }
 
     async fn thaw(&self) {
-        self.ice.thaw();
+        self.switch.thaw();
     }
 
     async fn restart(&self) {
-        // Memory forgets; only mutants that claim to be durable come here.
-        *self.home.lock().unwrap() = Memory::new(self.clock());
+        // Memory is lost; only mutants that claim to be durable get here.
+        *self.memory.lock().unwrap() = Memory::new(self.clock());
     }
 
     async fn process(&self) -> Option<Process> {
-        let death = Ice::default();
-        self.stand_ins.then(|| {
-            let locks = Lockset::with_engine(self.engine_with(&death), self.clock()).unwrap();
-            Process::stand_in(locks, death)
+        let crash = FreezeSwitch::default();
+        self.simulated_processes.then(|| {
+            let locks = Lockset::with_engine(self.engine_with(&crash), self.clock()).unwrap();
+            Process::simulated(locks, crash)
         })
     }
 
-    async fn linked(&self) -> Option<Linked> {
-        let ice = Ice::default();
-        self.stand_ins.then(|| {
-            let locks = Lockset::with_engine(self.engine_with(&ice), self.clock()).unwrap();
-            Linked { locks, link: Box::new(ice) }
+    async fn linked_client(&self) -> Option<LinkedClient> {
+        let switch = FreezeSwitch::default();
+        self.simulated_processes.then(|| {
+            let locks = Lockset::with_engine(self.engine_with(&switch), self.clock()).unwrap();
+            LinkedClient { locks, link: Box::new(switch) }
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Where the tests' servers listen.
+//! Free ports for the servers of tests.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -7,17 +7,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// How far above its port a node of a cluster listens to the other nodes. Redis 6 cannot be told
-/// another.
+/// The offset of the cluster bus port of a Redis Cluster node. It is fixed in Redis 6.
 const BUS: u16 = 10_000;
 
-/// A port that nobody listens on, from below those that the system gives to connections: else a
-/// connection could take it while its server is down, even one that was meant for that server. The
-/// same is true of its [`BUS`] port.
+/// A port without a listener, from below the ephemeral range: otherwise an outgoing connection
+/// could take it while its server is down. The same holds for its [`BUS`] port.
 pub(super) fn free_port() -> u16 {
     const PORTS: std::ops::Range<u32> = 10_000..20_000;
     static TAKEN: AtomicU32 = AtomicU32::new(0);
-    // Test processes that run at the same time begin in different places.
+    // Concurrent test processes start at different ports.
     let begin = std::process::id().wrapping_mul(97);
     loop {
         let number = begin.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed));
@@ -29,8 +27,8 @@ pub(super) fn free_port() -> u16 {
     }
 }
 
-/// Makes the port ours until the end of this process, among all who look for one here: a server
-/// comes to its port some time after it was looked for, and leaves it when it is killed.
+/// Reserves the port for this process among all test processes until it ends: a server binds its
+/// port some time after this check, and frees it when it is killed.
 fn is_ours(port: u16) -> bool {
     static OURS: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let folder = std::env::temp_dir().join("lockset-test-ports");

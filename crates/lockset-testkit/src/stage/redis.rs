@@ -1,4 +1,4 @@
-//! One Redis server of its own, the machine's own time.
+//! Starts a Redis server, and the stage on a single server.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -15,8 +15,8 @@ use lockset::engine::redis::{Redis, RedisOptions};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::port::free_port;
-use super::{Access, Linked, Skew, Stage, Time};
-use crate::process::{Judging, Process};
+use super::{Access, ClockSkew, LinkedClient, Stage, Time};
+use crate::process::{Process, StateSource};
 use crate::proxy::Proxy;
 use crate::steps::until;
 
@@ -32,7 +32,7 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts a server and waits until it answers.
+    /// Starts a server and waits until it responds.
     pub fn start() -> Self {
         Self::start_with(&[])
     }
@@ -42,7 +42,7 @@ impl RedisServer {
         Self::start_on(free_port(), options)
     }
 
-    /// Starts a server that speaks TLS and nothing else. It is not [asked](Self::ask).
+    /// Starts a server that accepts only TLS. [`ask`](Self::ask) does not work on it.
     pub fn start_tls(options: &[&str]) -> Self {
         let port = free_port();
         let tls = ["--port", "0", "--tls-port", &port.to_string()].map(str::to_owned);
@@ -50,8 +50,8 @@ impl RedisServer {
         Self::start_on(port, &options.collect::<Vec<_>>())
     }
 
-    /// Starts a server that is entered like this, also by [`ask`](Self::ask).
-    pub fn start_guarded(access: &Access, options: &[&str]) -> Self {
+    /// Starts a server with authentication, which [`ask`](Self::ask) uses as well.
+    pub fn start_with_access(access: &Access, options: &[&str]) -> Self {
         let port = free_port();
         let guards = access.options(port);
         let options = guards.iter().map(String::as_str).chain(options.iter().copied());
@@ -60,7 +60,7 @@ impl RedisServer {
     }
 
     /// Starts a server whose clock can be made to jump.
-    pub fn start_skewed(skew: &Skew, options: &[&str]) -> Self {
+    pub fn start_skewed(skew: &ClockSkew, options: &[&str]) -> Self {
         let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
         Self::run(folder, port, usual(port, options), skew.environment(), &Access::default())
     }
@@ -70,7 +70,7 @@ impl RedisServer {
         Self::run(folder, port, usual(port, options), Vec::new(), &Access::default())
     }
 
-    /// Starts a sentinel, which is told everything in its file.
+    /// Starts a sentinel with this configuration file.
     pub(super) fn start_sentinel(port: u16, file: &str, access: &Access) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("sentinel.conf"), file).unwrap();
@@ -94,7 +94,7 @@ impl RedisServer {
         format!("{}://127.0.0.1:{}", self.access.scheme(), self.port)
     }
 
-    /// The URL of this server by way of a proxy that stands before it.
+    /// The URL of this server through a proxy.
     pub fn url_through(&self, proxy: &Proxy) -> String {
         format!("redis://127.0.0.1:{}", proxy.port())
     }
@@ -104,13 +104,13 @@ impl RedisServer {
         self.port
     }
 
-    /// What the server answers to this command, as `redis-cli` writes it to a file; nothing if it
-    /// does not answer.
+    /// Runs a command with `redis-cli` and returns its output; empty if the server does not
+    /// respond.
     pub fn ask(&self, command: &[&str]) -> String {
         self.ask_within(Duration::from_secs(10), command)
     }
 
-    /// The same of a server that may have been stopped.
+    /// The same with a timeout, for a server that may be stopped.
     pub fn ask_within(&self, limit: Duration, command: &[&str]) -> String {
         let output = self
             .redis_cli(limit)
@@ -122,7 +122,7 @@ impl RedisServer {
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
     }
 
-    /// How often it ran this command.
+    /// How often it has executed this command.
     pub fn calls(&self, command: &str) -> u64 {
         let stats = self.ask(&["INFO", "commandstats"]);
         let begin = format!("cmdstat_{command}:calls=");
@@ -130,13 +130,14 @@ impl RedisServer {
         line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
     }
 
-    /// How many connections of clients listen there; those of sentinels have names.
+    /// How many client connections are subscribed. Connections of sentinels have names and are not
+    /// counted.
     pub fn listeners(&self) -> usize {
         let list = self.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
         list.lines().filter(|line| line.contains(" name= ")).count()
     }
 
-    /// `redis-cli` itself would wait for ever.
+    /// `redis-cli` itself has no timeout.
     fn redis_cli(&self, limit: Duration) -> Command {
         let mut command = Command::new("timeout");
         command.arg(limit.as_secs_f32().to_string());
@@ -145,8 +146,8 @@ impl RedisServer {
         command
     }
 
-    /// Whether so many replicas have a write that was made just now. That they say so themselves is
-    /// not enough: a master may send on what is written only after a replica's next sign of life.
+    /// Whether `replicas` replicas have received a new write. Their own reports are not enough: a
+    /// master may forward writes only after the next acknowledgement of a replica.
     pub fn is_replicated_to(&self, replicas: usize) -> bool {
         let mut child = self
             .redis_cli(Duration::from_secs(1))
@@ -154,7 +155,7 @@ impl RedisServer {
             .stdout(Stdio::piped())
             .spawn()
             .expect("timeout is needed: run `cargo xtask setup`");
-        // A message is replicated like a write, and leaves nothing behind.
+        // PUBLISH is replicated like a write, and leaves nothing behind.
         let lines = format!("PUBLISH nobody hears\nWAIT {replicas} 100\n");
         child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
@@ -162,9 +163,8 @@ impl RedisServer {
         answers.trim_end().lines().next_back() == Some(&replicas.to_string())
     }
 
-    /// Holds writes back from now on, and waits until these replicas have all that came before. If
-    /// the master then ends nothing is lost with it, so that what is seen afterwards is the
-    /// client's doing.
+    /// Pauses writes, and waits until these replicas have received all earlier ones. If the master
+    /// is killed then, no data is lost, so that the test observes only what the client does.
     pub fn settle(&self, replicas: &[&RedisServer]) {
         let offset = |server: &RedisServer, field: &str| {
             let offset = server.info(&["INFO", "replication"], field);
@@ -177,7 +177,7 @@ impl RedisServer {
         });
     }
 
-    /// The value of a field of `INFO`, or of an answer like it.
+    /// The value of a field of `INFO`, or of a similar reply.
     pub fn info(&self, command: &[&str], field: &str) -> Option<String> {
         let answer = self.ask(command);
         let mut fields = answer.lines().filter_map(|line| line.trim_end().split_once(':'));
@@ -197,12 +197,12 @@ impl RedisServer {
         child.wait().unwrap();
     }
 
-    /// Kills the server and starts it again, on what it has saved.
+    /// Kills the server and restarts it on its saved data.
     pub fn restart(&self) {
         self.restart_with(&[]);
     }
 
-    /// Kills the server and starts it again with more options, on what it has saved.
+    /// Kills the server and restarts it on its saved data with more options.
     pub fn restart_with(&self, options: &[&str]) {
         let mut child = self.child.lock().unwrap();
         child.kill().unwrap();
@@ -221,7 +221,7 @@ impl Drop for RedisServer {
     }
 }
 
-/// The arguments of every server, then its own.
+/// The common arguments of all servers, then its own.
 fn usual(port: u16, options: &[&str]) -> Vec<String> {
     let port = port.to_string();
     let usual = ["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
@@ -252,7 +252,7 @@ pub struct RedisStage {
 }
 
 impl RedisStage {
-    /// An empty home; see [`LocalStage::start`](super::LocalStage::start).
+    /// An empty backend; see [`LocalStage::start`](super::LocalStage::start).
     pub fn start(actor: &'static str) -> Self {
         Self { server: RedisServer::start(), actor }
     }
@@ -281,7 +281,7 @@ impl Stage for RedisStage {
         Arc::new(Redis::connect(options).await.unwrap())
     }
 
-    async fn elsewhere(&self) -> Lockset {
+    async fn other_backend(&self) -> Lockset {
         Lockset::connect(&format!("{}?prefix=elsewhere:", self.server.url())).await.unwrap()
     }
 
@@ -298,12 +298,12 @@ impl Stage for RedisStage {
     }
 
     async fn process(&self) -> Option<Process> {
-        Some(Process::start(self.actor, &self.server.url(), Judging::ByTheGuard))
+        Some(Process::start(self.actor, &self.server.url(), StateSource::Guard))
     }
 
-    async fn linked(&self) -> Option<Linked> {
+    async fn linked_client(&self) -> Option<LinkedClient> {
         let proxy = Proxy::before(self.server.port());
         let locks = Lockset::connect(&self.server.url_through(&proxy)).await.unwrap();
-        Some(Linked { locks, link: Box::new(vec![proxy]) })
+        Some(LinkedClient { locks, link: Box::new(vec![proxy]) })
     }
 }

@@ -1,4 +1,4 @@
-//! Five Redis servers that know nothing of each other, all of their own.
+//! The stage of the Redlock engine: five independent Redis servers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use lockset::engine::redlock::{Redlock, RedlockOptions};
 use rustix::process::Signal;
 
 use super::{RedisServer, Stage, Time};
-use crate::process::{Judging, Process};
+use crate::process::{Process, StateSource};
 use crate::proxy::Proxy;
 
-/// What makes a server keep every write that it acknowledged.
+/// Options that make a server keep every acknowledged write.
 pub const DURABLE: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
 
 /// The nodes of a quorum.
@@ -26,7 +26,7 @@ pub struct RedlockNodes {
 }
 
 impl RedlockNodes {
-    /// Starts so many servers, with these options.
+    /// Starts `count` servers with these options.
     pub fn start(count: usize, options: &[&str]) -> Self {
         Self { nodes: (0..count).map(|_| RedisServer::start_with(options)).collect() }
     }
@@ -36,13 +36,13 @@ impl RedlockNodes {
         url_of(self.nodes.iter().map(RedisServer::port))
     }
 
-    /// The same, where the way to one of them leads through a proxy.
+    /// The same, with one of them behind a proxy.
     pub fn url_through(&self, node: usize, proxy: &Proxy) -> String {
         let nodes = self.nodes.iter().enumerate();
         url_of(nodes.map(|(place, one)| if place == node { proxy.port() } else { one.port() }))
     }
 
-    /// The engine of a fresh connection to each.
+    /// An engine with fresh connections to all nodes.
     pub async fn engine(&self) -> Redlock {
         let mut nodes = Vec::<Arc<dyn Engine>>::new();
         for node in &self.nodes {
@@ -71,7 +71,7 @@ pub struct RedlockStage {
 }
 
 impl RedlockStage {
-    /// An empty home; see [`LocalStage::start`](super::LocalStage::start).
+    /// An empty backend; see [`LocalStage::start`](super::LocalStage::start).
     pub fn start(actor: &'static str) -> Self {
         Self { servers: RedlockNodes::start(5, DURABLE), actor }
     }
@@ -99,7 +99,7 @@ impl Stage for RedlockStage {
         Arc::new(self.servers.engine().await)
     }
 
-    async fn elsewhere(&self) -> Lockset {
+    async fn other_backend(&self) -> Lockset {
         Lockset::connect(&format!("{}?prefix=elsewhere:", self.servers.url())).await.unwrap()
     }
 
@@ -116,6 +116,6 @@ impl Stage for RedlockStage {
     }
 
     async fn process(&self) -> Option<Process> {
-        Some(Process::start(self.actor, &self.servers.url(), Judging::ByTheGuard))
+        Some(Process::start(self.actor, &self.servers.url(), StateSource::Guard))
     }
 }

@@ -1,4 +1,4 @@
-//! A Redis master with replicas under the eyes of sentinels.
+//! Starts a Redis master with replicas and sentinels, and its stage.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,13 +13,13 @@ use rustix::process::Signal;
 use super::port::free_port;
 use super::redis::RedisServer;
 use super::{Access, Stage, Time};
-use crate::process::{Judging, Process};
+use crate::process::{Process, StateSource};
 use crate::steps::until;
 
-/// What the sentinels call the master.
+/// The name of the service at the sentinels.
 const SERVICE: &str = "locks";
-/// What makes replicas quick: after a snapshot without a file they would wait for a second. The
-/// file is removed, so that whoever is killed comes back empty.
+/// Makes replicas synchronise quickly: a diskless sync would wait for a second. The file is
+/// removed, so that a killed server restarts empty.
 const REPLICATION: [&str; 6] = [
     "--repl-diskless-sync",
     "no",
@@ -28,13 +28,13 @@ const REPLICATION: [&str; 6] = [
     "--repl-ping-replica-period",
     "1",
 ];
-/// How often a sentinel does what it does every second, or every ten: in milliseconds. One that
-/// was stopped distrusts its clock for a while.
+/// Intervals of the periodic work of a sentinel, in milliseconds, shortened from one or ten
+/// seconds. A sentinel that was stopped distrusts its clock for the tilt period.
 ///
-/// What is known of a replica is trusted for five pings, and asked for every second. A new master
-/// is pinged after one period, and must not be taken for dead before: else one failover causes the
-/// next.
-const HASTE: [&str; 10] = [
+/// Information about a replica is trusted for five pings and refreshed by INFO. A new master is
+/// pinged after one period and must not be considered down before; otherwise one failover causes
+/// the next.
+const SENTINEL_PERIODS: [&str; 10] = [
     "info-period",
     "500",
     "publish-period",
@@ -46,8 +46,8 @@ const HASTE: [&str; 10] = [
     "tilt-period",
     "1000",
 ];
-/// How long a silent master is waited for.
-const SILENCE_MS: u32 = 1000;
+/// After this silence a master is considered down.
+const DOWN_AFTER_MS: u32 = 1000;
 
 /// One master, two replicas and three sentinels that know each other; killed when dropped.
 #[derive(Debug)]
@@ -58,19 +58,19 @@ pub struct RedisSentinel {
 }
 
 impl RedisSentinel {
-    /// Starts all, and waits until they know each other.
+    /// Starts all servers, and waits until they know each other.
     pub fn start() -> Self {
         Self::start_with(&[])
     }
 
     /// Starts servers with more options.
     pub fn start_with(options: &[&str]) -> Self {
-        Self::start_guarded(&Access::default(), &Access::default(), options)
+        Self::start_with_access(&Access::default(), &Access::default(), options)
     }
 
-    /// Starts servers and sentinels that are entered like this.
-    pub fn start_guarded(to_servers: &Access, to_sentinels: &Access, options: &[&str]) -> Self {
-        let start = |options: &[&str]| RedisServer::start_guarded(to_servers, options);
+    /// Starts servers and sentinels with authentication.
+    pub fn start_with_access(to_servers: &Access, to_sentinels: &Access, options: &[&str]) -> Self {
+        let start = |options: &[&str]| RedisServer::start_with_access(to_servers, options);
         let master = start(&[&REPLICATION, options].concat());
         let port = master.port().to_string();
         let follow = ["--replicaof", "127.0.0.1", &port];
@@ -81,7 +81,7 @@ impl RedisSentinel {
         }
         let sentinels = start_sentinels(&servers, to_servers, to_sentinels);
         let all = Self { servers, sentinels, scheme: to_servers.scheme() };
-        all.await_peace(0);
+        all.await_settled(0);
         all
     }
 
@@ -102,7 +102,7 @@ impl RedisSentinel {
         &self.sentinels
     }
 
-    /// Which of the servers is the master, as most sentinels say.
+    /// Which server is the master, as most sentinels report.
     pub fn master(&self) -> usize {
         let named: Vec<usize> = self.sentinels.iter().filter_map(|one| self.named(one)).collect();
         let votes = |server: usize| named.iter().filter(|&&other| other == server).count();
@@ -118,7 +118,7 @@ impl RedisSentinel {
         self.servers.iter().position(|server| server.port() == port)
     }
 
-    /// Kills the master, settled, and waits until another is one; gives back which was killed.
+    /// Settles and kills the master, and waits for a promotion. Returns the killed server.
     pub fn kill_master(&self) -> usize {
         let old = self.settled_master();
         self.servers[old].kill();
@@ -126,7 +126,7 @@ impl RedisSentinel {
         old
     }
 
-    /// Stops the master, settled, and waits until another is one; gives back which it was.
+    /// Settles and stops the master, and waits for a promotion. Returns the stopped server.
     pub fn stop_master(&self) -> usize {
         let old = self.settled_master();
         self.servers[old].signal(Signal::STOP);
@@ -134,18 +134,18 @@ impl RedisSentinel {
         old
     }
 
-    /// Cuts the settled master off from its replicas: what it is told from now on is lost with it.
-    /// Gives back which it is; [`lose_master`](Self::lose_master) comes next, and soon.
+    /// Settles the master and cuts it off from its replicas: later writes are lost with it. Returns
+    /// the master; [`lose_master`](Self::lose_master) comes next, and soon.
     pub fn cut_off_master(&self) -> usize {
         let master = self.settled_master();
         self.replicas_of(master).for_each(|replica| replica.signal(Signal::STOP));
         self.servers[master].ask(&["CLIENT", "KILL", "TYPE", "replica"]);
-        // To settle it was paused.
+        // Settling paused its writes.
         self.servers[master].ask(&["CLIENT", "UNPAUSE"]);
         master
     }
 
-    /// Kills a master that was cut off, and waits until another is one.
+    /// Kills a master that was cut off, and waits for a promotion.
     pub fn lose_master(&self, master: usize) {
         self.servers[master].kill();
         self.replicas_of(master).for_each(|replica| replica.signal(Signal::CONT));
@@ -164,7 +164,7 @@ impl RedisSentinel {
         master
     }
 
-    /// Waits until most sentinels name another master than `old`, and it is one.
+    /// Waits until most sentinels name a master other than `old`, and that server has the role.
     pub fn await_promotion(&self, old: usize) {
         until("another is promoted", || {
             let named: Vec<_> = self.sentinels.iter().filter_map(|one| self.named(one)).collect();
@@ -176,20 +176,20 @@ impl RedisSentinel {
         });
     }
 
-    /// Starts a killed server again, empty, and waits until it follows the master.
+    /// Restarts a killed server, empty, and waits until it replicates the master.
     pub fn bring_back(&self, server: usize) {
         self.servers[server].restart();
-        self.await_peace(self.master());
+        self.await_settled(self.master());
     }
 
-    /// Lets a stopped server go on, and waits until it follows the master.
+    /// Resumes a stopped server, and waits until it replicates the master.
     pub fn resume(&self, server: usize) {
         self.servers[server].signal(Signal::CONT);
-        self.await_peace(self.master());
+        self.await_settled(self.master());
     }
 
-    /// Waits until all servers follow this one, and all sentinels know all.
-    fn await_peace(&self, master: usize) {
+    /// Waits until all servers replicate this one, and all sentinels know all servers.
+    fn await_settled(&self, master: usize) {
         let port = self.servers[master].port();
         for server in self.replicas_of(master) {
             until("the server follows", || follows(server, port));
@@ -218,15 +218,15 @@ impl RedisSentinel {
             && !replicas.contains("disconnected")
     }
 
-    /// Nobody answers any more.
+    /// Stops all servers and sentinels.
     pub fn freeze(&self) {
-        // Sentinels first: they are not to see the others stop.
+        // Sentinels first, so that they do not notice the others stop.
         for one in self.sentinels.iter().chain(&self.servers) {
             one.signal(Signal::STOP);
         }
     }
 
-    /// Everybody answers again.
+    /// Resumes all servers and sentinels.
     pub fn thaw(&self) {
         self.servers.iter().for_each(|server| server.signal(Signal::CONT));
         for server in &self.servers {
@@ -236,7 +236,7 @@ impl RedisSentinel {
     }
 }
 
-/// `master` or `slave`; nothing if the server does not answer.
+/// `master` or `slave`; empty if the server does not respond.
 fn role(server: &RedisServer) -> String {
     server
         .ask_within(Duration::from_secs(1), &["ROLE"])
@@ -253,7 +253,7 @@ fn follows(server: &RedisServer, master: u16) -> bool {
         .all(|part| replication.lines().any(|line| line.trim_end() == *part))
 }
 
-/// Sentinels that are told of each other: to find out takes them seconds.
+/// Starts sentinels that are configured with each other, because discovery takes seconds.
 fn start_sentinels(
     servers: &[RedisServer],
     to_servers: &Access,
@@ -266,8 +266,8 @@ fn start_sentinels(
             let mut lines = vec![format!("port {own}\nbind 127.0.0.1\nsentinel myid {id}")];
             let settings = to_sentinels.settings(*own).into_iter();
             lines.extend(settings.map(|(name, value)| format!("{name} {value}")));
-            lines.extend(what_it_watches(servers, to_servers));
-            // How they enter each other.
+            lines.extend(monitor_lines(servers, to_servers));
+            // How they authenticate at each other.
             let password = to_sentinels.password.iter();
             lines.extend(password.map(|password| format!("sentinel sentinel-pass {password}")));
             let others = known.iter().filter(|(port, _)| port != own);
@@ -276,20 +276,20 @@ fn start_sentinels(
             }));
             let file = format!("{}\n", lines.join("\n"));
             let sentinel = RedisServer::start_sentinel(*own, &file, to_sentinels);
-            let hurry = [&["SENTINEL", "DEBUG"], &HASTE[..]].concat();
-            let answer = sentinel.ask(&hurry);
-            // Redis 6 cannot be hurried: there the same takes seconds longer.
+            let shorten = [&["SENTINEL", "DEBUG"], &SENTINEL_PERIODS[..]].concat();
+            let answer = sentinel.ask(&shorten);
+            // Redis 6 lacks these settings: there the same takes seconds longer.
             assert!(answer == "OK" || answer.starts_with("ERR Unknown "), "{answer}");
             sentinel
         };
     known.iter().map(start).collect()
 }
 
-/// The lines in a sentinel's file about the servers.
-fn what_it_watches(servers: &[RedisServer], to_servers: &Access) -> Vec<String> {
+/// The lines about the servers in the configuration of a sentinel.
+fn monitor_lines(servers: &[RedisServer], to_servers: &Access) -> Vec<String> {
     let mut lines = vec![
         format!("sentinel monitor {SERVICE} 127.0.0.1 {} 2", servers[0].port()),
-        format!("sentinel down-after-milliseconds {SERVICE} {SILENCE_MS}"),
+        format!("sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}"),
         format!("sentinel failover-timeout {SERVICE} 3000"),
         format!("sentinel parallel-syncs {SERVICE} 2"),
     ];
@@ -305,19 +305,19 @@ fn what_it_watches(servers: &[RedisServer], to_servers: &Access) -> Vec<String> 
 pub struct SentinelStage {
     servers: RedisSentinel,
     actor: &'static str,
-    master_is_succeeded: bool,
+    master_changes: bool,
 }
 
 impl SentinelStage {
-    /// An empty home; see [`LocalStage::start`](super::LocalStage::start).
+    /// An empty backend; see [`LocalStage::start`](super::LocalStage::start).
     pub fn start(actor: &'static str) -> Self {
-        Self { servers: RedisSentinel::start(), actor, master_is_succeeded: false }
+        Self { servers: RedisSentinel::start(), actor, master_changes: false }
     }
 
-    /// The master dies in the middle of a law, settled, and a replica goes on. All leases last long
-    /// enough for that.
-    pub fn whose_master_is_succeeded(mut self) -> Self {
-        self.master_is_succeeded = true;
+    /// The master is settled and killed in the middle of a law, and a replica is promoted. All
+    /// leases last long enough for that.
+    pub fn with_master_change(mut self) -> Self {
+        self.master_changes = true;
         self
     }
 }
@@ -333,7 +333,7 @@ impl Stage for SentinelStage {
     }
 
     fn ttl(&self) -> Duration {
-        Duration::from_millis(if self.master_is_succeeded { 12_000 } else { 1200 })
+        Duration::from_millis(if self.master_changes { 12_000 } else { 1200 })
     }
 
     async fn client(&self) -> Lockset {
@@ -345,7 +345,7 @@ impl Stage for SentinelStage {
         Arc::new(Redis::connect(options).await.unwrap())
     }
 
-    async fn elsewhere(&self) -> Lockset {
+    async fn other_backend(&self) -> Lockset {
         Lockset::connect(&format!("{}?prefix=elsewhere:", self.servers.url())).await.unwrap()
     }
 
@@ -358,25 +358,25 @@ impl Stage for SentinelStage {
     }
 
     async fn change_leader(&self) {
-        if self.master_is_succeeded {
+        if self.master_changes {
             let clients = self.servers.servers[self.servers.master()].listeners();
             self.servers.kill_master();
             let new = &self.servers.servers[self.servers.master()];
             let began = Instant::now();
-            // Those who live follow soon; a process that was stopped does not.
+            // Running clients reconnect soon; a stopped process does not.
             while new.listeners() < clients && began.elapsed() < Duration::from_secs(3) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
     }
 
-    /// The master dies, a replica goes on, and the old master comes back as its replica.
+    /// Kills the master; a replica is promoted, and the old master returns as its replica.
     async fn restart(&self) {
         let old = self.servers.kill_master();
         self.servers.bring_back(old);
     }
 
     async fn process(&self) -> Option<Process> {
-        Some(Process::start(self.actor, &self.servers.url(), Judging::ByTheGuard))
+        Some(Process::start(self.actor, &self.servers.url(), StateSource::Guard))
     }
 }

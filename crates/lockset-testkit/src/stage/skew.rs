@@ -5,30 +5,30 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
-/// How far the clock of one server is off.
+/// The skew of the clock of one server.
 #[derive(Debug)]
-pub struct Skew {
+pub struct ClockSkew {
     file: Mutex<tempfile::NamedTempFile>,
 }
 
-impl Skew {
-    /// A clock that is right so far.
+impl ClockSkew {
+    /// A clock without skew.
     pub fn new() -> Self {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&0_i64.to_ne_bytes()).unwrap();
         Self { file: Mutex::new(file) }
     }
 
-    /// The clock is so many milliseconds ahead from now on; behind if negative.
+    /// Sets how many milliseconds the clock is ahead; negative means behind.
     pub fn set(&self, millis: i64) {
         let mut file = self.file.lock().unwrap();
         file.rewind().unwrap();
-        // In one piece: the server maps the file.
+        // In one write, because the server maps the file.
         file.write_all(&(millis * 1000).to_ne_bytes()).unwrap();
         file.flush().unwrap();
     }
 
-    /// What a process needs in its environment to have this clock.
+    /// The environment variables that give a process this clock.
     pub fn environment(&self) -> Vec<(String, String)> {
         let path = self.file.lock().unwrap().path().display().to_string();
         let shim = shim().display().to_string();
@@ -36,13 +36,13 @@ impl Skew {
     }
 }
 
-impl Default for Skew {
+impl Default for ClockSkew {
     fn default() -> Self {
         Self::new()
     }
 }
 
-/// The library that makes it jump, compiled once in every test process.
+/// The preloaded library that shifts the clock, compiled once per test process.
 fn shim() -> &'static PathBuf {
     static SHIM: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = SHIM.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! One ZooKeeper server of its own, or an ensemble of three, the machine's own time.
+//! Starts one ZooKeeper server or an ensemble of three, and its stage.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,26 +10,26 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::port::free_port;
-use crate::python::Python;
+use crate::python::PythonPeer;
 use crate::steps::until;
 
-mod home;
+mod chroot;
 mod snapshot;
 mod stages;
 
-pub use home::Chroot;
+pub use chroot::Chroot;
 pub use stages::{ZooKeeperEnsembleStage, ZooKeeperStage};
 
-/// The unit of ZooKeeper's time: sessions are ended in steps of it.
+/// ZooKeeper's tick: sessions expire in steps of it.
 const TICK: Duration = Duration::from_millis(100);
-/// What a server grants at least and at most to whoever asks for a session.
+/// The minimum and maximum session timeout that a server grants.
 pub const SESSIONS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 /// Where Debian puts the server; its manifest names the libraries it needs.
 const JAR: &str = "/usr/share/java/zookeeper.jar";
-/// The server, and what its manifest forgets of the libraries that TLS needs.
+/// The server, and the libraries for TLS that its manifest omits.
 const CLASS_PATH: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec.jar:\
                           /usr/share/java/netty-resolver.jar";
-/// What makes a server start quickly and be small, and spares the disk.
+/// Options for a quick start, a small footprint and few disk writes.
 const JAVA: [&str; 11] = [
     "-Xmx128m",
     "-XX:+UseSerialGC",
@@ -43,20 +43,20 @@ const JAVA: [&str; 11] = [
     "-Dznode.container.maxPerMinute=60000",
     "-Dzookeeper.jmx.log4j.disable=true",
 ];
-/// Runs a server until there is nobody left at the other end of its standard input, so that it
-/// ends also with a test that was killed, or that keeps it in a static until its own end.
-const UNTIL_LEFT_ALONE: &str = r#""$@" </dev/null & echo $!; read _; kill -9 $!; wait $!"#;
+/// Runs a server until its standard input is closed, so that it also ends with a test that was
+/// killed, or that keeps it in a static until its own end.
+const RUN_UNTIL_STDIN_CLOSES: &str = r#""$@" </dev/null & echo $!; read _; kill -9 $!; wait $!"#;
 
 /// ZooKeeper servers on free ports that know each other, killed when dropped.
 #[derive(Debug)]
 pub struct ZooKeeperServers {
     nodes: Vec<ZooKeeperNode>,
-    /// Where the only server speaks TLS, if it does.
+    /// The TLS port of the only server, if it has one.
     secure_port: Option<u16>,
 }
 
 impl ZooKeeperServers {
-    /// Starts so many servers (1 or 3), and waits until they serve.
+    /// Starts `number` servers (1 or 3), and waits until they serve.
     pub fn start(number: usize) -> Self {
         Self::start_with(number, &[])
     }
@@ -77,7 +77,7 @@ impl ZooKeeperServers {
         servers
     }
 
-    /// Starts one server that also speaks TLS, with these lines on certificates in its
+    /// Starts one server that also speaks TLS, with these lines about certificates in its
     /// configuration.
     pub fn start_tls(lines: &[String]) -> Self {
         let port = free_port();
@@ -109,12 +109,12 @@ impl ZooKeeperServers {
         format!("zk://{}/{}", self.hosts(), chroot.trim_start_matches('/'))
     }
 
-    /// All servers, as ZooKeeper's own clients write it.
+    /// The hosts and ports of all servers, in the form of ZooKeeper's own clients.
     pub fn hosts(&self) -> String {
         self.nodes.iter().map(ZooKeeperNode::host).collect::<Vec<_>>().join(",")
     }
 
-    /// Which server leads; the only one does.
+    /// Which server leads; a single server does.
     pub fn leader(&self) -> usize {
         self.leads().expect("a server leads")
     }
@@ -133,7 +133,7 @@ impl ZooKeeperServers {
         self.nodes.iter().all(|node| node.role().is_some()) && self.leads().is_some()
     }
 
-    /// Which server this session is connected with.
+    /// The server to which this session is connected.
     pub fn server_of(&self, session: i64) -> Option<usize> {
         let mark = format!("sid=0x{session:x},");
         let has = |node: &ZooKeeperNode| node.ask("cons").is_some_and(|all| all.contains(&mark));
@@ -148,23 +148,23 @@ impl ZooKeeperServers {
         });
     }
 
-    /// Waits until another than `old` leads.
+    /// Waits until a server other than `old` leads.
     pub fn await_another_leader(&self, old: usize) {
         until("another leads", || self.leads().is_some_and(|leader| leader != old));
     }
 
-    /// All servers stop answering.
+    /// Stops all servers.
     pub fn freeze(&self) {
         self.nodes.iter().for_each(ZooKeeperNode::freeze);
     }
 
-    /// All servers go on.
+    /// Resumes all servers.
     pub fn thaw(&self) {
         self.nodes.iter().for_each(ZooKeeperNode::thaw);
     }
 
-    /// Kills the leader, waits until another leads, and brings it back on what it had written
-    /// down. The only server is killed and brought back.
+    /// Kills the leader, waits until another server leads, and restarts it on its data. A single
+    /// server is killed and restarted.
     pub fn restart_leader(&self) {
         let leader = self.leader();
         self.nodes[leader].kill();
@@ -175,9 +175,9 @@ impl ZooKeeperServers {
         self.await_serving();
     }
 
-    /// A client that is not ours, to look at the nodes and to change them.
-    pub fn eyes(&self) -> Eyes {
-        Eyes::on(&self.hosts())
+    /// A kazoo client, to inspect and change nodes independently of lockset.
+    pub fn kazoo(&self) -> KazooClient {
+        KazooClient::on(&self.hosts())
     }
 }
 
@@ -198,7 +198,7 @@ impl ZooKeeperNode {
             format!("tickTime={}", TICK.as_millis()),
             format!("minSessionTimeout={}", shortest.as_millis()),
             format!("maxSessionTimeout={}", longest.as_millis()),
-            // A thaw after some seconds is then not a new election.
+            // With these limits a thaw after some seconds causes no election.
             "initLimit=100".to_owned(),
             "syncLimit=40".to_owned(),
             format!("dataDir={}", folder.path().display()),
@@ -216,7 +216,7 @@ impl ZooKeeperNode {
         Self { folder, port, java, running }
     }
 
-    /// Where clients find it.
+    /// Its host and port.
     pub fn host(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
@@ -232,7 +232,7 @@ impl ZooKeeperNode {
         answer.lines().find_map(|line| line.strip_prefix("Mode: ")).map(str::to_owned)
     }
 
-    /// What it answers to one of ZooKeeper's four letter words.
+    /// The reply to one of ZooKeeper's four-letter commands.
     pub fn ask(&self, word: &str) -> Option<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -242,7 +242,7 @@ impl ZooKeeperNode {
         Some(answer)
     }
 
-    /// A figure of `mntr`.
+    /// A metric of `mntr`.
     pub fn figure(&self, name: &str) -> u64 {
         let answer = self.ask("mntr").expect("the server answers");
         let mut lines = answer.lines().filter_map(|line| line.split_once('\t'));
@@ -258,10 +258,10 @@ impl ZooKeeperNode {
         u64::from_str_radix(found.expect("srvr tells the zxid"), 16).unwrap()
     }
 
-    /// Makes it believe that this node has had so many children. It must be the only server, is
-    /// ended for it, and comes back.
+    /// Sets the counter of children of this node. The server must be the only one; it is restarted
+    /// for it.
     pub fn count_children_from(&self, path: &str, count: i32) {
-        // A server writes all it knows into a snapshot when it begins.
+        // A server writes a snapshot of all data when it starts.
         self.start_again();
         until("the server serves", || self.role().is_some());
         self.kill();
@@ -270,12 +270,12 @@ impl ZooKeeperNode {
         until("the server serves", || self.role().is_some());
     }
 
-    /// It stops answering.
+    /// Stops it.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// It goes on.
+    /// Resumes it.
     pub fn thaw(&self) {
         self.signal(Signal::CONT);
     }
@@ -286,7 +286,7 @@ impl ZooKeeperNode {
         }
     }
 
-    /// One that ended by itself will never serve.
+    /// Panics if the process has ended, because then it will never serve.
     fn expect_alive(&self) {
         if let Some(running) = &*self.running.lock().unwrap() {
             let said = std::fs::read_to_string(self.folder.path().join("stderr"));
@@ -299,9 +299,9 @@ impl ZooKeeperNode {
         *self.running.lock().unwrap() = None;
     }
 
-    /// Starts it again, on what it had written down. Whether it serves is another matter.
+    /// Restarts it on its data, without waiting until it serves.
     pub fn start_again(&self) {
-        // Two servers must not have one folder.
+        // Two servers must not share a folder.
         self.kill();
         *self.running.lock().unwrap() = Some(Running::start(self.folder.path(), &self.java));
     }
@@ -310,15 +310,15 @@ impl ZooKeeperNode {
 /// The process of a server, killed when dropped.
 #[derive(Debug)]
 struct Running {
-    keeper: Child,
+    shell: Child,
     server: Pid,
 }
 
 impl Running {
     fn start(folder: &Path, java: &[String]) -> Self {
         assert!(Path::new(JAR).is_file(), "ZooKeeper is needed: run `cargo xtask setup`");
-        let mut keeper = Command::new("sh")
-            .args(["-c", UNTIL_LEFT_ALONE, "sh", "java"])
+        let mut shell = Command::new("sh")
+            .args(["-c", RUN_UNTIL_STDIN_CLOSES, "sh", "java"])
             .args(JAVA)
             .args(java)
             .args([
@@ -334,14 +334,14 @@ impl Running {
             .spawn()
             .unwrap();
         let mut pid = String::new();
-        BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut pid).unwrap();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut pid).unwrap();
         let server = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
-        Self { keeper, server }
+        Self { shell, server }
     }
 }
 
 impl Running {
-    /// Its keeper does not wait for it yet, so it is a zombie.
+    /// The shell has not waited for it yet, so an ended server is a zombie.
     fn has_ended(&self) -> bool {
         let file = format!("/proc/{}/stat", self.server.as_raw_pid());
         std::fs::read_to_string(file).map_or(true, |stat| stat.contains(") Z "))
@@ -350,81 +350,81 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        drop(self.keeper.stdin.take());
-        // It waits for the server that it kills.
-        let _ = self.keeper.wait();
+        drop(self.shell.stdin.take());
+        // The shell kills the server and waits for it.
+        let _ = self.shell.wait();
     }
 }
 
-/// kazoo: what is on the servers as somebody sees it who shares no code with us.
+/// A kazoo client: it shows what is on the servers without sharing code with lockset.
 #[derive(Debug)]
-pub struct Eyes(Python);
+pub struct KazooClient(PythonPeer);
 
-impl Eyes {
+impl KazooClient {
     /// A client of these servers.
     pub fn on(hosts: &str) -> Self {
         Self::start(&[hosts])
     }
 
-    /// A client that shows this user and password.
+    /// A client with this user and password.
     pub fn with_login(hosts: &str, login: &str) -> Self {
         Self::start(&[hosts, login])
     }
 
     fn start(args: &[&str]) -> Self {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/zookeeper.py");
-        Self(Python::start(&program, args))
+        Self(PythonPeer::start(&program, args))
     }
 
-    /// The names of the children, in order; nothing if there is no such node.
+    /// The names of the children, sorted; `None` if there is no such node.
     pub fn children(&mut self, path: &str) -> Option<Vec<String>> {
         self.answer(&["children", path])
     }
 
-    /// What the server knows about the node; nothing if there is none.
+    /// The metadata of the node; `None` if there is none.
     pub fn stat(&mut self, path: &str) -> Option<Stat> {
         self.answer(&["stat", path])
     }
 
-    /// What is written in the node; nothing if there is none.
+    /// The data of the node; `None` if there is none.
     pub fn data(&mut self, path: &str) -> Option<String> {
         self.answer(&["data", path])
     }
 
-    /// Writes into the node.
+    /// Sets the data of the node.
     pub fn set(&mut self, path: &str, data: &str) {
         self.answer::<()>(&["set", path, data]);
     }
 
-    /// Makes a node, and its parents if they are missing; answers its path. The kind is
-    /// `persistent`, `ephemeral`, `sequential` (and ephemeral) or, with parents, `container`.
+    /// Creates a node and its missing parents, and returns its path. The kind is `persistent`,
+    /// `ephemeral`, `sequential` (and ephemeral) or, with parents, `container`.
     pub fn create(&mut self, path: &str, kind: &str) -> String {
         self.answer(&["create", path, kind]).expect("a path")
     }
 
-    /// Deletes a node and all below it, and whether it was there.
+    /// Deletes a node and its descendants, and returns whether it existed.
     pub fn delete(&mut self, path: &str) -> bool {
         self.answer(&["delete", path]).expect("yes or no")
     }
 
-    /// Ends a session of somebody else, as an operator who knows how passwords are made.
+    /// Ends the session of another client, like an operator who can compute session passwords.
     pub fn end_session(&mut self, session: i64) {
         self.answer::<()>(&["end_session", &session.to_string()]);
     }
 
-    /// Anything else that `zookeeper.py` knows.
+    /// Any other command of `zookeeper.py`.
     pub fn ask(&mut self, words: &[&str]) -> String {
         self.0.ask(&serde_json::to_string(words).unwrap())
     }
 
-    /// Gives an order without waiting for the answer.
-    pub fn say(&mut self, words: &[&str]) {
-        self.0.say(&serde_json::to_string(words).unwrap());
+    /// Sends a command without waiting for the reply.
+    pub fn send(&mut self, words: &[&str]) {
+        self.0.send(&serde_json::to_string(words).unwrap());
     }
 
-    /// The next answer.
-    pub fn hear(&mut self) -> String {
-        self.0.hear()
+    /// The next reply.
+    pub fn receive(&mut self) -> String {
+        self.0.receive()
     }
 
     fn answer<T: serde::de::DeserializeOwned>(&mut self, words: &[&str]) -> Option<T> {
@@ -433,12 +433,12 @@ impl Eyes {
     }
 }
 
-/// What the server knows about a node.
+/// The metadata of a node.
 #[derive(Clone, Debug, serde::Deserialize, PartialEq, Eq)]
 pub struct Stat {
     /// The transaction that created it.
     pub czxid: u64,
-    /// The session with which it ends; 0 if it does not.
+    /// The session that owns it; 0 if it is not ephemeral.
     pub owner: i64,
     /// How often its data was written.
     pub version: i32,

@@ -8,9 +8,9 @@ macro_rules! leader_laws {
             use super::*;
 
             leader_laws!(
-                ($start)(env!("CARGO_BIN_EXE_actor")).whose_leader_dies(),
-                a_frozen_server_loses_the_guard_by_its_deadline: [Mutex, Writer, OnePermit],
-                a_guard_never_says_held_after_its_deadline: [Mutex, Writer, OnePermit]
+                ($start)(env!("CARGO_BIN_EXE_actor")).with_leader_killed_by_freeze(),
+                a_guard_on_a_frozen_backend_is_lost_by_its_deadline: [Mutex, Writer, OnePermit],
+                a_guard_never_reports_held_after_its_deadline: [Mutex, Writer, OnePermit]
             );
         }
 
@@ -20,24 +20,24 @@ macro_rules! leader_laws {
             use super::*;
 
             leader_laws!(
-                ($start)(env!("CARGO_BIN_EXE_actor")).whose_leader_is_succeeded(),
-                a_break_now_is_told_at_once: [Mutex, Writer, OnePermit],
-                a_gentle_break_ends_with_the_lease: [Mutex, Writer, OnePermit],
-                a_stopped_process_knows_that_it_lost: [Mutex],
-                a_cut_session_is_told: [Mutex]
+                ($start)(env!("CARGO_BIN_EXE_actor")).with_leader_change(),
+                a_forced_release_is_reported_at_once: [Mutex, Writer, OnePermit],
+                a_revocation_takes_effect_when_the_lease_ends: [Mutex, Writer, OnePermit],
+                a_stopped_process_sees_its_loss_on_resume: [Mutex],
+                a_cut_connection_is_reported_by_the_guard: [Mutex]
             );
         }
     };
-    ($stage:expr, $($law:ident: [$($form:ident),*]),*) => {
-        const SETTING: lockset_testkit::suite::Setting =
+    ($stage:expr, $($law:ident: [$($kind:ident),*]),*) => {
+        const STAGE: lockset_testkit::suite::StageFactory =
             || Box::pin(async { Box::new($stage) as Box<dyn lockset_testkit::Stage> });
 
         $(
             #[test]
             fn $law() {
-                use lockset_testkit::{Form, Time, suite::obeys};
-                for form in [$(Form::$form),*] {
-                    obeys(stringify!($law), form, Time::Real, SETTING);
+                use lockset_testkit::{LockKind, Time, suite::assert_law_holds};
+                for kind in [$(LockKind::$kind),*] {
+                    assert_law_holds(stringify!($law), kind, Time::Real, STAGE);
                 }
             }
         )*

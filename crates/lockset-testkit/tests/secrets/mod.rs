@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use lockset::{Error, Lockset};
-use lockset_testkit::log::Log;
-use lockset_testkit::steps::{assert_told, told, within};
+use lockset_testkit::log_capture::LogCapture;
+use lockset_testkit::steps::{assert_error, error_chain, within};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
@@ -61,10 +61,10 @@ impl Authority {
 }
 
 /// All that any test of this program traces.
-pub(crate) fn traced() -> &'static Log {
-    static LOG: OnceLock<Log> = OnceLock::new();
+pub(crate) fn traced() -> &'static LogCapture {
+    static LOG: OnceLock<LogCapture> = OnceLock::new();
     LOG.get_or_init(|| {
-        let log = Log::default();
+        let log = LogCapture::default();
         let writer = log.clone();
         tracing_subscriber::fmt()
             .with_max_level(tracing::Level::TRACE)
@@ -83,7 +83,7 @@ pub(crate) fn assert_hidden(shown: &str) {
 
 #[track_caller]
 pub(crate) fn assert_hidden_in(error: &Error) {
-    assert_hidden(&format!("{} {error:?} {error:#?}", told(error)));
+    assert_hidden(&format!("{} {error:?} {error:#?}", error_chain(error)));
 }
 
 /// Files of a certificate that are not there, or something else, are named by the error.
@@ -107,6 +107,6 @@ pub(crate) async fn assert_files_are_named(
     ] {
         let url = url(&options);
         let refused = within(limit, "a refusal", Lockset::connect(&url)).await;
-        assert_told(&refused.unwrap_err(), &[word], false);
+        assert_error(&refused.unwrap_err(), &[word], false);
     }
 }

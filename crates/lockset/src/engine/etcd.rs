@@ -10,16 +10,17 @@
 //! * `acquire` creates a claim's key and waits until it holds; `ledger` is what this client knows
 //!   of all its claims; `renew` keeps the held ones alive, `amend` changes them, `release` ends
 //!   them;
-//! * `leases` are the leases; `batch` sends transactions together; `watch` is the stream of watches;
-//! * `connection` sends requests to a server that `connect` has read from the URL, and repeats them;
-//!   `request_error` says whether a failed one may have been executed;
+//! * `leases` are the leases; `batch` sends transactions together; `watch` is the stream of
+//!   watches;
+//! * `connection` sends requests to a server that `connect` has read from the URL, and repeats
+//!   them; `request_error` says whether a failed one may have been executed;
 //! * `keys` and `record` are what is stored, `txn` builds transactions, `rpc` has etcd's messages;
 //! * `inspect` reads the state of locks, `cells` is for latches and barriers.
 //!
 //! # One lease for many claims
-//! All claims of a client with the same ttl share a lease, which lives as long as the client. So the
-//! key of a claim that is released, withdrawn or no longer renewed must be deleted, and the client
-//! retries that until it succeeds. The lease ends the claims only if the client dies.
+//! All claims of a client with the same ttl share a lease, which lives as long as the client. So
+//! the key of a claim that is released, withdrawn or no longer renewed must be deleted, and the
+//! client retries that until it succeeds. The lease ends the claims only if the client dies.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -298,7 +299,8 @@ impl EtcdCore {
         self.ledger().remove(id)
     }
 
-    /// The leases to keep alive. A lease that was long unused, or is retired and unused, is revoked.
+    /// The leases to keep alive. A lease that was long unused, or is retired and unused, is
+    /// revoked.
     fn leases_in_use(&self, now: Moment) -> Vec<Arc<EtcdLease>> {
         let mut leases = self.leases.all_shared();
         leases.retain(|lease| {

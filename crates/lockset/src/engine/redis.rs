@@ -15,15 +15,15 @@
 //! * `connect` reads the URL; `reconnect` opens connections and replaces broken ones; `connection`
 //!   is one of them; `push` handles what the server pushes; `error` says whether a failed request
 //!   may have been executed;
-//! * `keys`, `record` and `reply` are the formats; `scripts` are `redis/*.lua`, which decide, on the
-//!   server and by its clock.
+//! * `keys`, `record` and `reply` are the formats; `scripts` are `redis/*.lua`, which decide, on
+//!   the server and by its clock.
 //!
 //! # The hand-off
 //! A claim that finds the lock held is queued. The release script grants the lock to the first live
 //! waiter and publishes that to the inbox of its process: one waiter is woken, and already holds
-//! the lock. A queue entry lives for `q` = min(5 s, ttl/2). Heartbeats refresh it every q/3, for all
-//! waiters of a process at once. A handed-over lock has a first lease of `f` = 2q; the first renewal
-//! confirms it. `docs/redis-handoff.md` has the rules.
+//! the lock. A queue entry lives for `q` = min(5 s, ttl/2). Heartbeats refresh it every q/3, for
+//! all waiters of a process at once. A handed-over lock has a first lease of `f` = 2q; the first
+//! renewal confirms it. `docs/redis-handoff.md` has the rules.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};

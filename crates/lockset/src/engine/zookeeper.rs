@@ -5,8 +5,8 @@
 //! session is the lease of all its locks. The parts, in the order in which a claim meets them:
 //!
 //! * `connect` parses the URL; `client` is a ZooKeeper client that knows nothing of locks;
-//! * `acquire` gets a claim its node; `paths` and `layout` name it and define the order; `record` is
-//!   what is stored there; `claim_table` keeps track of the claims of this client;
+//! * `acquire` gets a claim its node; `paths` and `layout` name it and define the order; `record`
+//!   is what is stored there; `claim_table` keeps track of the claims of this client;
 //! * `admission` decides from the queue which claims are admitted, and what the others wait for;
 //!   `wait` does the waiting;
 //! * `renew`, `adopt` and `amend` concern a lock that is held; `events` handles the events of

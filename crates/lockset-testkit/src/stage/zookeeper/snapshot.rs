@@ -1,17 +1,17 @@
-//! Changes what a ZooKeeper server wrote down, to come to numbers that it takes years to count to.
+//! Edits a snapshot of a ZooKeeper server, to reach counter values that would take years.
 
 use std::path::{Path, PathBuf};
 
-/// Where in a node's record, after its data, the number of children it has had is: behind its
-/// access list, two transactions, two times and the version of its data.
+/// The offset of the child counter in the record of a node, after its data: behind the ACL, two
+/// transaction ids, two timestamps and the data version.
 const COUNT: usize = 8 + 4 * 8 + 4;
-/// A seal: the sum of everything before it, and a string of one letter.
+/// A seal: the checksum of everything before it, and a string of one character.
 const SEAL: usize = 8 + 4 + 1;
-/// What stands between the two seals: a transaction, a version and a digest of the nodes.
+/// Between the two seals: a transaction id, a version and a digest of the nodes.
 const DIGEST: usize = 8 + 4 + 8;
 
-/// Writes this count into the newest snapshot in the folder. Transactions that were logged later do
-/// not touch the node.
+/// Writes this count into the newest snapshot in the folder. Later logged transactions do not touch
+/// the node.
 pub(super) fn count_children_from(folder: &Path, path: &str, count: i32) {
     let file = newest(folder);
     let mut bytes = std::fs::read(&file).unwrap();
@@ -22,7 +22,7 @@ pub(super) fn count_children_from(folder: &Path, path: &str, count: i32) {
         assert_eq!(bytes[seal..seal + 8], sum, "this is not the snapshot we know");
     }
     bytes[count_at..count_at + 4].copy_from_slice(&count.to_be_bytes());
-    // The second sum is also over the first.
+    // The second checksum includes the first.
     for seal in seals {
         let sum = adler32(&bytes[..seal]).to_be_bytes();
         bytes[seal..seal + 8].copy_from_slice(&sum);
@@ -39,7 +39,7 @@ fn newest(folder: &Path) -> PathBuf {
     files.filter(|file| number(file).is_some()).max_by_key(number).expect("there is a snapshot")
 }
 
-/// Where the record of a node goes on after its path and its data.
+/// The position in the record of a node after its path and its data.
 fn place_of(bytes: &[u8], path: &str) -> usize {
     let name = [&(path.len() as u32).to_be_bytes(), path.as_bytes()].concat();
     let found = bytes.windows(name.len()).position(|part| part == name);

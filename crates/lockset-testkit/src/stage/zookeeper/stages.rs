@@ -1,4 +1,4 @@
-//! The laws' view of a home on ZooKeeper servers.
+//! The stage of the ZooKeeper engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use lockset::clock::Clock;
 use lockset::engine::Engine;
 use lockset::engine::zookeeper::{ZooKeeper, ZooKeeperOptions};
 
-use super::home::Chroot;
+use super::chroot::Chroot;
 use crate::process::Process;
 use crate::proxy::Proxy;
-use crate::stage::{Linked, Stage, Time};
+use crate::stage::{LinkedClient, Stage, Time};
 use crate::steps;
 
 /// One server.
@@ -22,7 +22,7 @@ pub type ZooKeeperEnsembleStage = Chroot<3>;
 
 /// The session of every client, and so the ttl of its locks.
 const TTL: Duration = Duration::from_secs(2);
-/// The same where another leader is elected meanwhile: in a quarter of it, also on a busy machine.
+/// The same if the leader changes: an election takes up to a quarter of it on a busy machine.
 const LONG: Duration = Duration::from_secs(16);
 
 #[async_trait]
@@ -39,8 +39,8 @@ impl<const N: usize> Stage for Chroot<N> {
         if self.has_long_sessions() { LONG } else { TTL }
     }
 
-    /// Sessions end in steps of a tick, and the server that leads hears of them by the others.
-    fn lag(&self) -> Duration {
+    /// Sessions expire in steps of a tick, and the leader learns of heartbeats through the others.
+    fn expiry_lag(&self) -> Duration {
         Duration::from_millis(300)
     }
 
@@ -57,7 +57,7 @@ impl<const N: usize> Stage for Chroot<N> {
         Arc::new(ZooKeeper::connect(options).await.unwrap())
     }
 
-    async fn elsewhere(&self) -> Lockset {
+    async fn other_backend(&self) -> Lockset {
         steps::client(&self.url_elsewhere(), self.ttl()).await
     }
 
@@ -70,19 +70,19 @@ impl<const N: usize> Stage for Chroot<N> {
     }
 
     async fn change_leader(&self) {
-        self.succeed_leader();
+        self.kill_leader();
     }
 
     async fn restart(&self) {
         self.servers().restart_leader();
     }
 
-    async fn linked(&self) -> Option<Linked> {
+    async fn linked_client(&self) -> Option<LinkedClient> {
         let nodes = self.servers().nodes();
         let link: Vec<Proxy> = nodes.iter().map(|node| Proxy::before(node.port())).collect();
         let ports: Vec<u16> = link.iter().map(Proxy::port).collect();
         let locks = steps::client(&self.url_by(&ports), self.ttl()).await;
-        Some(Linked { locks, link: Box::new(link) })
+        Some(LinkedClient { locks, link: Box::new(link) })
     }
 
     async fn process(&self) -> Option<Process> {

@@ -11,7 +11,8 @@
 //! `/` are escaped as `%25` and `%2F`, so that `a/b` is not inside `a`. Raw names are not escaped.
 //!
 //! Every read of a range also walks over its deleted keys until the store is compacted. That is why
-//! keys are reused: a client that takes a lock a million times must not leave a million keys behind.
+//! keys are reused: a client that takes a lock a million times must not leave a million keys
+//! behind.
 
 use crate::engine::ClaimId;
 use crate::name::{Name, Prefix};

@@ -344,8 +344,8 @@ impl ZooKeeperCore {
     }
 
     /// Deletes a node whose sequence number is not usable: after the last number the server repeats
-    /// it, or gives negative ones, and there is no order. A new parent starts from 0, so the old one
-    /// is deleted as soon as it is empty.
+    /// it, or gives negative ones, and there is no order. A new parent starts from 0, so the old
+    /// one is deleted as soon as it is empty.
     async fn return_sequence_number(
         &self,
         context: &ClaimContext<'_>,

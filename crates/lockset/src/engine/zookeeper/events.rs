@@ -1,5 +1,5 @@
-//! The events of sessions, and the losses that follow from them. Leases that nobody renews end here,
-//! too.
+//! The events of sessions, and the losses that follow from them. Leases that nobody renews end
+//! here, too.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Releasing and withdrawing: a claim's node is deleted and stays deleted, even if replies are lost.
+//! Releasing and withdrawing: a claim's node is deleted and stays deleted, even if replies are
+//! lost.
 
 use std::sync::Arc;
 

@@ -186,10 +186,10 @@ impl SessionShared {
 
     /// How long a server may take to reply.
     pub(super) fn reply_timeout(&self) -> Duration {
-        // T/6. Together with the interval of heartbeats (T/12, see `HEARTBEATS_PER_TIMEOUT`) and the
-        // time to connect to another server, this must be less than what is left of a lease when it
-        // is renewed (4/9 T of 2/3 T, see `Session::lease_end`): then one server that falls silent
-        // costs no lock.
+        // T/6. Together with the interval of heartbeats (T/12, see `HEARTBEATS_PER_TIMEOUT`) and
+        // the time to connect to another server, this must be less than what is left of a lease
+        // when it is renewed (4/9 T of 2/3 T, see `Session::lease_end`): then one server that falls
+        // silent costs no lock.
         (self.state().timeout / 6).clamp(MIN_REPLY_TIMEOUT, MAX_REPLY_TIMEOUT)
     }
 

@@ -1,4 +1,4 @@
-//! Engines with one thing wrong.
+//! The engines of the mutants: each is a [`Layer`] with one fault.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,14 +20,14 @@ use tokio::time::Instant;
 
 use crate::layer::Layer;
 
-/// Forgets which lock a claim is for.
+/// Locks another name than the claim says.
 #[derive(Debug)]
-pub(crate) struct Renamed {
+pub(crate) struct RenamesClaims {
     pub(crate) inner: Arc<dyn Engine>,
     pub(crate) rename: fn(&Claim) -> String,
 }
 
-/// Each claim is alone on a name of its own.
+/// A name of its own for each claim.
 pub(crate) fn own_name(claim: &Claim) -> String {
     format!("{}/{}", claim.name, claim.id)
 }
@@ -43,25 +43,25 @@ pub(crate) fn name_by_mode(claim: &Claim) -> String {
     }
 }
 
-impl Renamed {
-    fn at_home(&self, claim: &Claim) -> Claim {
+impl RenamesClaims {
+    fn inner_claim(&self, claim: &Claim) -> Claim {
         Claim { name: (self.rename)(claim).parse().unwrap(), ..claim.clone() }
     }
 }
 
 #[async_trait]
-impl Layer for Renamed {
+impl Layer for RenamesClaims {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.inner
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        self.inner.acquire(&self.at_home(claim), wait).await
+        self.inner.acquire(&self.inner_claim(claim), wait).await
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        one_by_one(batch, |claim, grant| async {
-            self.inner.renew(&[(&self.at_home(claim), grant)]).await.remove(0)
+        renew_each(batch, |claim, grant| async {
+            self.inner.renew(&[(&self.inner_claim(claim), grant)]).await.remove(0)
         })
         .await
     }
@@ -72,63 +72,63 @@ impl Layer for Renamed {
         grant: &Grant,
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        let next = next.map(|next| self.at_home(next));
-        self.inner.release(&self.at_home(claim), grant, next.as_ref()).await
+        let next = next.map(|next| self.inner_claim(next));
+        self.inner.release(&self.inner_claim(claim), grant, next.as_ref()).await
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        self.inner.withdraw(&self.at_home(claim)).await
+        self.inner.withdraw(&self.inner_claim(claim)).await
     }
 }
 
-async fn one_by_one<'a, F>(
+async fn renew_each<'a, F>(
     batch: &[(&'a Claim, &'a Grant)],
     renew: impl Fn(&'a Claim, &'a Grant) -> F,
 ) -> Vec<Result<Grant>>
 where
     F: Future<Output = Result<Grant>>,
 {
-    let mut answers = Vec::new();
+    let mut replies = Vec::new();
     for (claim, grant) in batch {
-        answers.push(renew(claim, grant).await);
+        replies.push(renew(claim, grant).await);
     }
-    answers
+    replies
 }
 
-/// A lease at home is not as long as the client is told.
+/// The lease at the backend has another length than the client is told.
 #[derive(Debug)]
-pub(crate) struct Leases {
+pub(crate) struct AlteredLeases {
     pub(crate) inner: Arc<dyn Engine>,
-    pub(crate) at_home: fn(Duration) -> Duration,
+    pub(crate) actual_ttl: fn(Duration) -> Duration,
 }
 
-impl Leases {
-    fn at_home(&self, claim: &Claim) -> Claim {
-        Claim { ttl: (self.at_home)(claim.ttl), ..claim.clone() }
+impl AlteredLeases {
+    fn inner_claim(&self, claim: &Claim) -> Claim {
+        Claim { ttl: (self.actual_ttl)(claim.ttl), ..claim.clone() }
     }
 
-    fn told(&self, claim: &Claim, grant: Grant) -> Grant {
-        let at_home = (self.at_home)(claim.ttl);
-        let begin = grant.valid_until.saturating_sub(at_home.saturating_sub(drift(at_home)));
+    fn reported(&self, claim: &Claim, grant: Grant) -> Grant {
+        let actual_ttl = (self.actual_ttl)(claim.ttl);
+        let begin = grant.valid_until.saturating_sub(actual_ttl.saturating_sub(drift(actual_ttl)));
         Grant { valid_until: trusted_until(begin, claim.ttl), ..grant }
     }
 }
 
 #[async_trait]
-impl Layer for Leases {
+impl Layer for AlteredLeases {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.inner
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        let granted = self.inner.acquire(&self.at_home(claim), wait).await?;
-        Ok(granted.map(|grant| self.told(claim, grant)))
+        let granted = self.inner.acquire(&self.inner_claim(claim), wait).await?;
+        Ok(granted.map(|grant| self.reported(claim, grant)))
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        one_by_one(batch, |claim, grant| async {
-            let renewed = self.inner.renew(&[(&self.at_home(claim), grant)]).await.remove(0)?;
-            Ok(self.told(claim, renewed))
+        renew_each(batch, |claim, grant| async {
+            let renewed = self.inner.renew(&[(&self.inner_claim(claim), grant)]).await.remove(0)?;
+            Ok(self.reported(claim, renewed))
         })
         .await
     }
@@ -139,18 +139,18 @@ impl Layer for Leases {
         grant: &Grant,
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        let next_at_home = next.map(|next| self.at_home(next));
-        let granted = self.inner.release(claim, grant, next_at_home.as_ref()).await?;
-        Ok(granted.zip(next).map(|(grant, next)| self.told(next, grant)))
+        let inner_next = next.map(|next| self.inner_claim(next));
+        let granted = self.inner.release(claim, grant, inner_next.as_ref()).await?;
+        Ok(granted.zip(next).map(|(grant, next)| self.reported(next, grant)))
     }
 }
 
-/// Answers that it released, and did not.
+/// Reports a release that did not happen.
 #[derive(Debug)]
-pub(crate) struct DeafToRelease(pub(crate) Arc<dyn Engine>);
+pub(crate) struct IgnoresRelease(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for DeafToRelease {
+impl Layer for IgnoresRelease {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -160,12 +160,12 @@ impl Layer for DeafToRelease {
     }
 }
 
-/// Releases, and leaves whoever is next to ask for itself.
+/// Releases, but does not enqueue the next claim.
 #[derive(Debug)]
-pub(crate) struct LeavesTheNext(pub(crate) Arc<dyn Engine>);
+pub(crate) struct IgnoresNextOnRelease(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for LeavesTheNext {
+impl Layer for IgnoresNextOnRelease {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -180,17 +180,17 @@ impl Layer for LeavesTheNext {
     }
 }
 
-/// Claims that hold by another claim's grant.
+/// Claims that hold by the grant of another claim.
 #[derive(Debug, Default)]
-pub(crate) struct Swaps(Mutex<Swapped>);
+pub(crate) struct BorrowedGrants(Mutex<BorrowedGrantsState>);
 
 #[derive(Debug, Default)]
-struct Swapped {
+struct BorrowedGrantsState {
     waiting: Vec<(ClaimId, oneshot::Sender<(Claim, Grant)>)>,
     by: HashMap<ClaimId, Claim>,
 }
 
-impl Swaps {
+impl BorrowedGrants {
     fn by(&self, claim: &Claim) -> Claim {
         self.0.lock().unwrap().by.get(&claim.id).unwrap_or(claim).clone()
     }
@@ -204,19 +204,19 @@ impl Swaps {
         inner: &Arc<dyn Engine>,
         batch: &[(&Claim, &Grant)],
     ) -> Vec<Result<Grant>> {
-        one_by_one(batch, |claim, grant| async {
+        renew_each(batch, |claim, grant| async {
             inner.renew(&[(&self.by(claim), grant)]).await.remove(0)
         })
         .await
     }
 }
 
-/// Whoever came last is served first.
+/// Serves the last waiter first.
 #[derive(Debug)]
-pub(crate) struct LastComeFirst(pub(crate) Arc<dyn Engine>, pub(crate) Arc<Swaps>);
+pub(crate) struct ServesLastFirst(pub(crate) Arc<dyn Engine>, pub(crate) Arc<BorrowedGrants>);
 
 #[async_trait]
-impl Layer for LastComeFirst {
+impl Layer for ServesLastFirst {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -225,13 +225,13 @@ impl Layer for LastComeFirst {
         if wait == Wait::No {
             return self.0.acquire(claim, wait).await;
         }
-        let (tell, mut served) = oneshot::channel();
-        self.1.0.lock().unwrap().waiting.push((claim.id, tell));
+        let (sender, mut served) = oneshot::channel();
+        self.1.0.lock().unwrap().waiting.push((claim.id, sender));
         tokio::select! {
             granted = self.0.acquire(claim, wait) => {
                 let Some(grant) = granted? else { return Ok(None) };
                 let last = self.1.0.lock().unwrap().waiting.pop();
-                // Everybody who waits has an entry, and nobody is cancelled in these laws.
+                // Every waiter has an entry, and these laws cancel none.
                 let (_, last) = last.unwrap();
                 last.send((claim.clone(), grant)).unwrap();
             }
@@ -260,12 +260,12 @@ impl Layer for LastComeFirst {
     }
 }
 
-/// A release that carries the next of its process hands over to it, whoever else waits.
+/// A release with a next claim hands over to it, although others wait.
 #[derive(Debug)]
-pub(crate) struct FamilyFirst(pub(crate) Arc<dyn Engine>, pub(crate) Arc<Swaps>);
+pub(crate) struct PrefersOwnProcess(pub(crate) Arc<dyn Engine>, pub(crate) Arc<BorrowedGrants>);
 
 #[async_trait]
-impl Layer for FamilyFirst {
+impl Layer for PrefersOwnProcess {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -288,19 +288,19 @@ impl Layer for FamilyFirst {
     }
 }
 
-/// A release admits the first waiter and, by mistake, the second.
+/// A release admits the first waiter and also the second.
 #[derive(Debug)]
-pub(crate) struct TwoAtOnce(pub(crate) Arc<dyn Engine>, pub(crate) Arc<Swaps>);
+pub(crate) struct AdmitsTwo(pub(crate) Arc<dyn Engine>, pub(crate) Arc<BorrowedGrants>);
 
 #[async_trait]
-impl Layer for TwoAtOnce {
+impl Layer for AdmitsTwo {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        let (tell, served) = oneshot::channel();
-        self.1.0.lock().unwrap().waiting.push((claim.id, tell));
+        let (sender, served) = oneshot::channel();
+        self.1.0.lock().unwrap().waiting.push((claim.id, sender));
         tokio::select! {
             biased;
             granted = self.0.acquire(claim, wait) => {
@@ -329,7 +329,7 @@ impl Layer for TwoAtOnce {
     }
 }
 
-/// Answers that it renewed, and did not.
+/// Reports a renewal that did not happen.
 #[derive(Debug)]
 pub(crate) struct RenewsNothing(pub(crate) Arc<dyn Engine>);
 
@@ -347,7 +347,7 @@ impl Layer for RenewsNothing {
     }
 }
 
-/// Leaves withdrawn claims where they are.
+/// Ignores withdrawals.
 #[derive(Debug)]
 pub(crate) struct IgnoresWithdrawals(pub(crate) Arc<dyn Engine>);
 
@@ -362,7 +362,7 @@ impl Layer for IgnoresWithdrawals {
     }
 }
 
-/// A release frees the name, whoever has it.
+/// A release frees the name, whichever claim holds it.
 #[derive(Debug)]
 pub(crate) struct ReleasesByName(pub(crate) Arc<dyn Engine>);
 
@@ -388,7 +388,7 @@ impl Layer for ReleasesByName {
 
 pub(crate) type Tokens = Mutex<HashMap<ClaimId, Token>>;
 
-/// Looks only at the id of what it renews.
+/// Checks the id of a renewal, but not its token.
 #[derive(Debug)]
 pub(crate) struct RenewsById(pub(crate) Arc<dyn Engine>, pub(crate) Arc<Tokens>);
 
@@ -407,7 +407,7 @@ impl Layer for RenewsById {
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        one_by_one(batch, |claim, grant| async {
+        renew_each(batch, |claim, grant| async {
             let known = self.1.lock().unwrap().get(&claim.id).copied();
             let grant = Grant { token: known.unwrap_or(grant.token), ..grant.clone() };
             self.0.renew(&[(claim, &grant)]).await.remove(0)
@@ -416,12 +416,12 @@ impl Layer for RenewsById {
     }
 }
 
-/// A repeated request is a new grant.
+/// Treats a repeated request as a new grant.
 #[derive(Debug)]
-pub(crate) struct TakesAgain(pub(crate) Arc<dyn Engine>, pub(crate) Arc<Tokens>);
+pub(crate) struct GrantsAgain(pub(crate) Arc<dyn Engine>, pub(crate) Arc<Tokens>);
 
 #[async_trait]
-impl Layer for TakesAgain {
+impl Layer for GrantsAgain {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -437,7 +437,7 @@ impl Layer for TakesAgain {
     }
 }
 
-/// Does not remember what was withdrawn.
+/// Forgets withdrawals, so that a withdrawn claim can be granted.
 #[derive(Debug)]
 pub(crate) struct ForgetsWithdrawals(
     pub(crate) Arc<dyn Engine>,
@@ -464,38 +464,38 @@ impl Layer for ForgetsWithdrawals {
     }
 }
 
-/// Gives everybody the same token.
+/// Gives every claim the same token.
 #[derive(Debug)]
-pub(crate) struct OneToken(pub(crate) Arc<dyn Engine>, pub(crate) Arc<Tokens>);
+pub(crate) struct SameTokenForAll(pub(crate) Arc<dyn Engine>, pub(crate) Arc<Tokens>);
 
-impl OneToken {
-    fn told(&self, claim: &Claim, grant: Grant) -> Grant {
+impl SameTokenForAll {
+    fn reported(&self, claim: &Claim, grant: Grant) -> Grant {
         self.1.lock().unwrap().insert(claim.id, grant.token);
         Grant { token: Token::new(7), ..grant }
     }
 
-    fn at_home(&self, claim: &Claim, grant: &Grant) -> Grant {
+    fn inner_grant(&self, claim: &Claim, grant: &Grant) -> Grant {
         let token = self.1.lock().unwrap().get(&claim.id).copied();
         Grant { token: token.unwrap_or(grant.token), ..grant.clone() }
     }
 }
 
 #[async_trait]
-impl Layer for OneToken {
+impl Layer for SameTokenForAll {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         let granted = self.0.acquire(claim, wait).await?;
-        Ok(granted.map(|grant| self.told(claim, grant)))
+        Ok(granted.map(|grant| self.reported(claim, grant)))
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        one_by_one(batch, |claim, grant| async {
-            let grant = self.at_home(claim, grant);
+        renew_each(batch, |claim, grant| async {
+            let grant = self.inner_grant(claim, grant);
             let renewed = self.0.renew(&[(claim, &grant)]).await.remove(0)?;
-            Ok(self.told(claim, renewed))
+            Ok(self.reported(claim, renewed))
         })
         .await
     }
@@ -506,17 +506,17 @@ impl Layer for OneToken {
         grant: &Grant,
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        let granted = self.0.release(claim, &self.at_home(claim, grant), next).await?;
-        Ok(granted.zip(next).map(|(grant, next)| self.told(next, grant)))
+        let granted = self.0.release(claim, &self.inner_grant(claim, grant), next).await?;
+        Ok(granted.zip(next).map(|(grant, next)| self.reported(next, grant)))
     }
 }
 
-/// Says that it is durable, and begins its tokens anew.
+/// Claims to be durable, but restarts its tokens.
 #[derive(Debug)]
-pub(crate) struct CountsFromOne(pub(crate) Arc<dyn Engine>);
+pub(crate) struct RestartsTokens(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for CountsFromOne {
+impl Layer for RestartsTokens {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -533,7 +533,7 @@ impl Layer for CountsFromOne {
     }
 }
 
-/// Looks at its clock although it was given a floor.
+/// Ignores the floor of a claim.
 #[derive(Debug)]
 pub(crate) struct IgnoresFloors(pub(crate) Arc<dyn Engine>);
 
@@ -548,7 +548,7 @@ impl Layer for IgnoresFloors {
     }
 }
 
-/// Answers that it raised the fence, and did not.
+/// Reports a raised fence, but does not raise it.
 #[derive(Debug)]
 pub(crate) struct RaisesNothing(pub(crate) Arc<dyn Engine>);
 
@@ -563,12 +563,12 @@ impl Layer for RaisesNothing {
     }
 }
 
-/// Lets a fence be lowered.
+/// Allows a fence to be lowered.
 #[derive(Debug)]
-pub(crate) struct Lowers(pub(crate) Arc<dyn Engine>);
+pub(crate) struct LowersFence(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for Lowers {
+impl Layer for LowersFence {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -581,36 +581,36 @@ impl Layer for Lowers {
     }
 }
 
-/// Promises twice the lease it gives.
+/// Promises twice the lease that it grants.
 #[derive(Debug)]
-pub(crate) struct PromisesTooMuch(pub(crate) Arc<dyn Engine>);
+pub(crate) struct OverpromisesLeases(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for PromisesTooMuch {
+impl Layer for OverpromisesLeases {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         let granted = self.0.acquire(claim, wait).await?;
-        Ok(granted.map(|grant| doubled(claim, grant)))
+        Ok(granted.map(|grant| with_extra_ttl(claim, grant)))
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        one_by_one(batch, |claim, grant| async {
+        renew_each(batch, |claim, grant| async {
             let renewed = self.0.renew(&[(claim, grant)]).await.remove(0)?;
-            Ok(doubled(claim, renewed))
+            Ok(with_extra_ttl(claim, renewed))
         })
         .await
     }
 }
 
-/// Tells of a grant only after its lease has ended, as if it had just begun.
+/// Reports a grant only after its lease has ended, as if the lease had just begun.
 #[derive(Debug)]
-pub(crate) struct TellsLate(pub(crate) Arc<dyn Engine>);
+pub(crate) struct ReportsGrantLate(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for TellsLate {
+impl Layer for ReportsGrantLate {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -618,24 +618,24 @@ impl Layer for TellsLate {
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         let granted = self.0.acquire(claim, wait).await?;
         tokio::time::sleep(claim.ttl).await;
-        Ok(granted.map(|grant| doubled(claim, grant)))
+        Ok(granted.map(|grant| with_extra_ttl(claim, grant)))
     }
 }
 
-/// Forgets the locks of a client from which it has not heard for a while, long before their leases
-/// end: as a server does that ends a session with its connection.
+/// Forgets the locks of a client that was silent for a while, long before their leases end, like a
+/// server that ends a session together with its connection.
 #[derive(Debug)]
-pub(crate) struct ForgetsTheSilent {
+pub(crate) struct ForgetsSilentClients {
     inner: Arc<dyn Engine>,
     heard: Mutex<Instant>,
 }
 
-impl ForgetsTheSilent {
+impl ForgetsSilentClients {
     pub(crate) fn new(inner: Arc<dyn Engine>) -> Self {
         Self { inner, heard: Mutex::new(Instant::now()) }
     }
 
-    /// Whether it was silent for longer than the time between two renewals.
+    /// Whether the client was silent for longer than the interval between two renewals.
     fn was_silent(&self, ttl: Duration) -> bool {
         let before = std::mem::replace(&mut *self.heard.lock().unwrap(), Instant::now());
         before.elapsed() > ttl * 2 / 5
@@ -643,7 +643,7 @@ impl ForgetsTheSilent {
 }
 
 #[async_trait]
-impl Layer for ForgetsTheSilent {
+impl Layer for ForgetsSilentClients {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.inner
     }
@@ -654,7 +654,7 @@ impl Layer for ForgetsTheSilent {
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        one_by_one(batch, |claim, grant| async {
+        renew_each(batch, |claim, grant| async {
             match self.was_silent(claim.ttl) {
                 true => {
                     Err(Error::Lost { name: claim.name.clone(), reason: LossReason::Forgotten })
@@ -666,12 +666,12 @@ impl Layer for ForgetsTheSilent {
     }
 }
 
-/// Promises far more than it gives, and only for fixed leases, which nobody renews.
+/// Promises much more than it grants, but only for fixed leases, which are not renewed.
 #[derive(Debug)]
-pub(crate) struct RenewsTooMuch(pub(crate) Arc<dyn Engine>);
+pub(crate) struct OverpromisesFixedLeases(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for RenewsTooMuch {
+impl Layer for OverpromisesFixedLeases {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -679,21 +679,21 @@ impl Layer for RenewsTooMuch {
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         let granted = self.0.acquire(claim, wait).await?;
         Ok(granted.map(|grant| match claim.fixed {
-            true => doubled(claim, doubled(claim, grant)),
+            true => with_extra_ttl(claim, with_extra_ttl(claim, grant)),
             false => grant,
         }))
     }
 }
 
-fn doubled(claim: &Claim, grant: Grant) -> Grant {
+fn with_extra_ttl(claim: &Claim, grant: Grant) -> Grant {
     Grant { valid_until: grant.valid_until + claim.ttl, ..grant }
 }
 
-/// Never tells anything unasked.
+/// Emits no events.
 #[derive(Debug)]
-pub(crate) struct TellsNothing(pub(crate) Arc<dyn Engine>);
+pub(crate) struct EmitsNoEvents(pub(crate) Arc<dyn Engine>);
 
-impl Layer for TellsNothing {
+impl Layer for EmitsNoEvents {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -703,7 +703,7 @@ impl Layer for TellsNothing {
     }
 }
 
-/// Does not wait for the lease to end.
+/// Force-releases immediately instead of at the end of the lease.
 #[derive(Debug)]
 pub(crate) struct BreaksAtOnce(pub(crate) Arc<dyn Engine>);
 
@@ -718,7 +718,7 @@ impl Layer for BreaksAtOnce {
     }
 }
 
-/// Answers who the holders are, and leaves them alone.
+/// Lists the holders, but does not force-release.
 #[derive(Debug)]
 pub(crate) struct BreaksNothing(pub(crate) Arc<dyn Engine>);
 
@@ -734,7 +734,7 @@ impl Layer for BreaksNothing {
     }
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        // Others see what it should have done, so that the law looks at the holder.
+        // Other clients see the expected effect, so that the law gets to check the holder.
         let revoke = |mut state: LockState| {
             state.holders.iter_mut().for_each(|holder| holder.revoked = true);
             state
@@ -743,12 +743,12 @@ impl Layer for BreaksNothing {
     }
 }
 
-/// Forgets to take a waiter out whose time is over.
+/// Keeps the queue entry of a waiter that timed out.
 #[derive(Debug)]
-pub(crate) struct StaysInLine(pub(crate) Arc<dyn Engine>);
+pub(crate) struct KeepsTimedOutWaiters(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for StaysInLine {
+impl Layer for KeepsTimedOutWaiters {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -763,12 +763,12 @@ impl Layer for StaysInLine {
     }
 }
 
-/// Its clients do not agree on what their home is called, so they sort it differently.
+/// Its clients do not agree on the identity of their backend, so they order it differently.
 #[derive(Debug)]
-pub(crate) struct NamesItsHomeAnew(pub(crate) Arc<dyn Engine>, pub(crate) &'static str);
+pub(crate) struct InconsistentIdentity(pub(crate) Arc<dyn Engine>, pub(crate) &'static str);
 
-impl NamesItsHomeAnew {
-    /// The first home is "m", and the clients of the second call it "a" and "z" in turn.
+impl InconsistentIdentity {
+    /// The first backend is "m"; the clients of the second call it "a" and "z" in turn.
     pub(crate) fn new(inner: Arc<dyn Engine>, made: Arc<AtomicUsize>) -> Self {
         let name = match made.fetch_add(1, Ordering::Relaxed) {
             0 => "m",
@@ -779,7 +779,7 @@ impl NamesItsHomeAnew {
     }
 }
 
-impl Layer for NamesItsHomeAnew {
+impl Layer for InconsistentIdentity {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -789,12 +789,12 @@ impl Layer for NamesItsHomeAnew {
     }
 }
 
-/// Has one lock for readers and writers.
+/// Treats readers as writers.
 #[derive(Debug)]
-pub(crate) struct ReadersAreWriters(pub(crate) Arc<dyn Engine>);
+pub(crate) struct TreatsReadersAsWriters(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for ReadersAreWriters {
+impl Layer for TreatsReadersAsWriters {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -804,12 +804,12 @@ impl Layer for ReadersAreWriters {
     }
 }
 
-/// Lets everybody in together.
+/// Treats writers as readers.
 #[derive(Debug)]
-pub(crate) struct WritersAreReaders(pub(crate) Arc<dyn Engine>);
+pub(crate) struct TreatsWritersAsReaders(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for WritersAreReaders {
+impl Layer for TreatsWritersAsReaders {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -819,38 +819,38 @@ impl Layer for WritersAreReaders {
     }
 }
 
-/// Readers who do not want to wait pass those who do.
+/// Readers that do not wait pass those that do.
 #[derive(Debug)]
-pub(crate) struct ReadersPass(pub(crate) Arc<dyn Engine>);
+pub(crate) struct ReadersJumpQueue(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for ReadersPass {
+impl Layer for ReadersJumpQueue {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        pass_the_queue(&*self.0, claim, wait, claim.mode == Mode::Shared).await
+        jump_queue(&*self.0, claim, wait, claim.mode == Mode::Shared).await
     }
 }
 
-/// Who wants only one permit passes those who want more.
+/// Requests for one permit pass those for more.
 #[derive(Debug)]
-pub(crate) struct SmallOnesPass(pub(crate) Arc<dyn Engine>);
+pub(crate) struct SmallRequestsJumpQueue(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for SmallOnesPass {
+impl Layer for SmallRequestsJumpQueue {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         let small = matches!(claim.mode, Mode::Permits { take: 1, .. });
-        pass_the_queue(&*self.0, claim, wait, small).await
+        jump_queue(&*self.0, claim, wait, small).await
     }
 }
 
-async fn pass_the_queue(
+async fn jump_queue(
     inner: &dyn Engine,
     claim: &Claim,
     wait: Wait,
@@ -864,7 +864,7 @@ async fn pass_the_queue(
     inner.acquire(&aside, wait).await
 }
 
-/// Says that it changed a lock, and did not.
+/// Reports an amendment that did not happen.
 #[derive(Debug)]
 pub(crate) struct AmendsNothing(pub(crate) Arc<dyn Engine>);
 
@@ -879,7 +879,7 @@ impl Layer for AmendsNothing {
     }
 }
 
-/// Counts who has permits, not how many.
+/// Counts the claims that hold permits, not the permits.
 #[derive(Debug)]
 pub(crate) struct CountsClaims(pub(crate) Arc<dyn Engine>);
 
@@ -898,15 +898,15 @@ impl Layer for CountsClaims {
     }
 }
 
-/// Of all who have permits, a waiter is woken by one alone.
+/// A waiter for permits is woken by the release of one particular holder only.
 #[derive(Debug)]
-pub(crate) struct HeedsOne {
+pub(crate) struct WakesForOneHolderOnly {
     inner: Arc<dyn Engine>,
     held: Arc<watch::Sender<Vec<ClaimId>>>,
     which: fn(&[ClaimId]) -> Option<&ClaimId>,
 }
 
-impl HeedsOne {
+impl WakesForOneHolderOnly {
     pub(crate) fn the_first(
         inner: Arc<dyn Engine>,
         held: Arc<watch::Sender<Vec<ClaimId>>>,
@@ -920,21 +920,21 @@ impl HeedsOne {
 }
 
 #[async_trait]
-impl Layer for HeedsOne {
+impl Layer for WakesForOneHolderOnly {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.inner
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        let heeded = (self.which)(&self.held.borrow()).copied();
+        let awaited = (self.which)(&self.held.borrow()).copied();
         let granted = match self.inner.acquire(claim, Wait::No).await? {
             Some(grant) => Some(grant),
             None if wait == Wait::No => None,
             None => {
                 let granted = self.inner.acquire(claim, wait).await?;
                 let mut held = self.held.subscribe();
-                let left = |held: &Vec<ClaimId>| heeded.is_none_or(|one| !held.contains(&one));
-                // The sender is there as long as this engine.
+                let left = |held: &Vec<ClaimId>| awaited.is_none_or(|one| !held.contains(&one));
+                // The sender lives as long as this engine.
                 held.wait_for(left).await.unwrap();
                 granted
             }
@@ -956,7 +956,7 @@ impl Layer for HeedsOne {
     }
 }
 
-/// Says that it has no readers, and lets them wait for ever.
+/// Claims not to support readers, and lets them wait for ever.
 #[derive(Debug)]
 pub(crate) struct HangsOnReaders(pub(crate) Arc<dyn Engine>);
 
@@ -980,18 +980,21 @@ impl Layer for HangsOnReaders {
     }
 }
 
-/// Renews only what the same client acquired.
+/// Renews only claims that the same client acquired.
 #[derive(Debug)]
-pub(crate) struct RenewsItsOwnOnly(pub(crate) Arc<dyn Engine>, pub(crate) Mutex<HashSet<ClaimId>>);
+pub(crate) struct RenewsOwnClaimsOnly(
+    pub(crate) Arc<dyn Engine>,
+    pub(crate) Mutex<HashSet<ClaimId>>,
+);
 
-impl RenewsItsOwnOnly {
+impl RenewsOwnClaimsOnly {
     pub(crate) fn new(inner: Arc<dyn Engine>) -> Self {
         Self(inner, Mutex::default())
     }
 }
 
 #[async_trait]
-impl Layer for RenewsItsOwnOnly {
+impl Layer for RenewsOwnClaimsOnly {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -1002,7 +1005,7 @@ impl Layer for RenewsItsOwnOnly {
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        one_by_one(batch, |claim, grant| async {
+        renew_each(batch, |claim, grant| async {
             let ours = self.1.lock().unwrap().contains(&claim.id);
             match ours {
                 true => self.0.renew(&[(claim, grant)]).await.remove(0),
@@ -1016,12 +1019,12 @@ impl Layer for RenewsItsOwnOnly {
     }
 }
 
-/// Passes a lock on to everybody who asks.
+/// Lets several claims adopt one lock.
 #[derive(Debug)]
-pub(crate) struct PassesOnToAll(pub(crate) Arc<dyn Engine>, pub(crate) Arc<Swaps>);
+pub(crate) struct AdoptsRepeatedly(pub(crate) Arc<dyn Engine>, pub(crate) Arc<BorrowedGrants>);
 
 #[async_trait]
-impl Layer for PassesOnToAll {
+impl Layer for AdoptsRepeatedly {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -1036,18 +1039,18 @@ impl Layer for PassesOnToAll {
     }
 }
 
-/// Tells of losses only for claims that were first asked for here.
+/// Reports losses only of claims that this client acquired itself.
 #[derive(Debug)]
-pub(crate) struct TellsOfItsOwnOnly(Arc<dyn Engine>, Arc<Mutex<HashSet<ClaimId>>>);
+pub(crate) struct ReportsOwnClaimsOnly(Arc<dyn Engine>, Arc<Mutex<HashSet<ClaimId>>>);
 
-impl TellsOfItsOwnOnly {
+impl ReportsOwnClaimsOnly {
     pub(crate) fn new(inner: Arc<dyn Engine>) -> Self {
         Self(inner, Arc::default())
     }
 }
 
 #[async_trait]
-impl Layer for TellsOfItsOwnOnly {
+impl Layer for ReportsOwnClaimsOnly {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -1067,11 +1070,11 @@ impl Layer for TellsOfItsOwnOnly {
     }
 }
 
-/// All homes have the same name.
+/// All backends have the same identity.
 #[derive(Debug)]
-pub(crate) struct OneHome(pub(crate) Arc<dyn Engine>);
+pub(crate) struct SameIdentityForAll(pub(crate) Arc<dyn Engine>);
 
-impl Layer for OneHome {
+impl Layer for SameIdentityForAll {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -1081,7 +1084,7 @@ impl Layer for OneHome {
     }
 }
 
-/// Does not write down what holders say about themselves.
+/// Does not store notes.
 #[derive(Debug)]
 pub(crate) struct LosesNotes(pub(crate) Arc<dyn Engine>);
 
@@ -1096,7 +1099,7 @@ impl Layer for LosesNotes {
     }
 }
 
-/// Writes a cell whatever it holds.
+/// Writes a cell whatever version it has.
 #[derive(Debug)]
 pub(crate) struct LastWriteWins(pub(crate) Arc<dyn Engine>);
 
@@ -1107,7 +1110,7 @@ impl Layer for LastWriteWins {
     }
 
     async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {
-        // Time for others to read what is about to be overwritten.
+        // Lets others read what is about to be overwritten.
         tokio::task::yield_now().await;
         match self.0.cell(name, expect, value.clone()).await? {
             Swap::Found(cell) => self.0.cell(name, cell.version, value).await,
@@ -1116,7 +1119,7 @@ impl Layer for LastWriteWins {
     }
 }
 
-/// Tells how things are, and never again.
+/// A watch reports the first state and no changes.
 #[derive(Debug)]
 pub(crate) struct WatchesOnce(pub(crate) Arc<dyn Engine>);
 
@@ -1134,18 +1137,18 @@ impl Layer for WatchesOnce {
     }
 }
 
-/// Loses the first answer to a change, and does not show who made it.
+/// Loses the first reply to a change of a cell, and hides which request made it.
 #[derive(Debug)]
-pub(crate) struct CountsAgain(Arc<dyn Engine>, AtomicUsize);
+pub(crate) struct LosesFirstCellReply(Arc<dyn Engine>, AtomicUsize);
 
-impl CountsAgain {
+impl LosesFirstCellReply {
     pub(crate) fn new(inner: Arc<dyn Engine>) -> Self {
         Self(inner, AtomicUsize::new(0))
     }
 }
 
 #[async_trait]
-impl Layer for CountsAgain {
+impl Layer for LosesFirstCellReply {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -1179,12 +1182,12 @@ impl Layer for CountsAgain {
     }
 }
 
-/// Takes a home that does not answer for one that says no.
+/// Reports an unresponsive backend as a busy lock.
 #[derive(Debug)]
-pub(crate) struct SaysItIsBusy(pub(crate) Arc<dyn Engine>);
+pub(crate) struct ReportsSilenceAsBusy(pub(crate) Arc<dyn Engine>);
 
 #[async_trait]
-impl Layer for SaysItIsBusy {
+impl Layer for ReportsSilenceAsBusy {
     fn inner(&self) -> &Arc<dyn Engine> {
         &self.0
     }
@@ -1193,13 +1196,13 @@ impl Layer for SaysItIsBusy {
         let Wait::Until(_) = wait else { return self.0.acquire(claim, wait).await };
         tokio::select! {
             granted = self.0.acquire(claim, wait) => granted,
-            // As long as its law gives it.
+            // The timeout that its law gives.
             () = tokio::time::sleep(claim.ttl / 4) => Ok(None),
         }
     }
 }
 
-/// Does not list who waits.
+/// Does not list waiters.
 #[derive(Debug)]
 pub(crate) struct ListsNoWaiters(pub(crate) Arc<dyn Engine>);
 
@@ -1216,7 +1219,7 @@ impl Layer for ListsNoWaiters {
     }
 }
 
-/// Lists everything, whatever was asked for.
+/// Ignores the prefix of a list.
 #[derive(Debug)]
 pub(crate) struct ListsAll(pub(crate) Arc<dyn Engine>);
 

@@ -1,4 +1,4 @@
-//! Whoever leaves takes everything along.
+//! Cancelling, timing out and closing leave nothing behind.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -7,19 +7,22 @@ use lockset::{Error, LossReason, State};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::form::{Alone, Form};
+use crate::law_support::{
+    WaiterQueue, await_lock_state, expect_free_soon, expect_ready, handoff_limit, options, soon,
+    within,
+};
+use crate::lock_kind::{ExclusiveLock, LockKind};
 use crate::stage::{Stage, Time};
-use crate::tools::{Line, patience, prepared, soon, soon_free, state_with, options, within};
 
-/// Dropping a pending `lock()` at any moment leaves neither a lock nor a place in the queue.
-pub async fn a_cancelled_lock_leaves_nothing(stage: &dyn Stage, form: Form) {
-    // Always the same points: what fails once must fail again.
+/// Dropping a pending `lock()` at any moment leaves neither a lock nor a queue entry.
+pub async fn a_cancelled_acquire_leaves_nothing_behind(stage: &dyn Stage, kind: LockKind) {
+    // A fixed seed, so that a failure is reproducible.
     let mut random = SmallRng::seed_from_u64(42);
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let holding = form.of(&ours, "left", options(stage));
-    let lock = form.of(&theirs, "left", options(stage));
+    let holding = kind.new_lock(&ours, "left", options(stage));
+    let lock = kind.new_lock(&theirs, "left", options(stage));
     for round in 0..40 {
-        // A holder of the same client takes the next in line along when it releases.
+        // A holder of the same client enqueues the next waiter when it releases.
         let holding = if round % 8 < 4 { &holding } else { &lock };
         let holder = match round % 4 {
             0 => None,
@@ -31,7 +34,7 @@ pub async fn a_cancelled_lock_leaves_nothing(stage: &dyn Stage, form: Form) {
         }
         let pause = moment(stage, &mut random);
         match holder {
-            // Released while they wait: some are cancelled with the grant on its way.
+            // Released while they wait: some are cancelled while their grant is in flight.
             Some(holder) if round % 4 != 3 => {
                 pause.pass().await;
                 holder.release().await.unwrap();
@@ -41,7 +44,7 @@ pub async fn a_cancelled_lock_leaves_nothing(stage: &dyn Stage, form: Form) {
                 for attempt in attempts.drain(..) {
                     attempt.await.unwrap();
                 }
-                let no_waiter = state_with(&ours, "left", |state| state.waiters.is_empty());
+                let no_waiter = await_lock_state(&ours, "left", |state| state.waiters.is_empty());
                 soon(stage, "no waiter is left", no_waiter).await;
                 holder.release().await.unwrap();
             }
@@ -50,17 +53,17 @@ pub async fn a_cancelled_lock_leaves_nothing(stage: &dyn Stage, form: Form) {
         for attempt in attempts {
             attempt.await.unwrap();
         }
-        soon_free(stage, &ours, "left").await;
+        expect_free_soon(stage, &ours, "left").await;
     }
     let free = soon(stage, "an answer", holding.try_lock()).await.unwrap();
     assert!(free.is_some(), "it must be free");
 }
 
-/// Whoever stops waiting because its time is over is no longer in the queue.
-pub async fn a_timed_out_waiter_leaves_nothing(stage: &dyn Stage, form: Form) {
+/// A waiter that timed out is no longer queued.
+pub async fn a_timed_out_waiter_leaves_nothing_behind(stage: &dyn Stage, kind: LockKind) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let holder = form.of(&ours, "patience", options(stage)).lock().await.unwrap();
-    let lock = form.of(&theirs, "patience", options(stage));
+    let holder = kind.new_lock(&ours, "patience", options(stage)).lock().await.unwrap();
+    let lock = kind.new_lock(&theirs, "patience", options(stage));
     let attempts = (0..3).map(|_| lock.lock_within(stage.ttl() / 8));
     for attempt in futures_util::future::join_all(attempts).await {
         match attempt {
@@ -73,27 +76,30 @@ pub async fn a_timed_out_waiter_leaves_nothing(stage: &dyn Stage, form: Form) {
     let seen = ours.inspect("patience").await.unwrap();
     assert_eq!((seen.holders.len(), seen.waiters.len()), (1, 0), "{seen:?}");
     holder.release().await.unwrap();
-    soon_free(stage, &ours, "patience").await;
+    expect_free_soon(stage, &ours, "patience").await;
     assert!(lock.try_lock().await.unwrap().is_some(), "it must be free");
 }
 
-/// A home that falls silent while a claim waits there does not make the wait longer than it was
-/// given, but for a small constant; and the error says that it is the home that does not answer.
-pub async fn a_silent_home_does_not_prolong_a_wait(stage: &dyn Stage, form: Form) {
+/// A backend that stops responding while a claim waits extends the wait by a small constant at
+/// most, and the error says that the backend does not respond.
+pub async fn an_unresponsive_backend_does_not_extend_a_wait(stage: &dyn Stage, kind: LockKind) {
     let (clock, given) = (stage.clock(), stage.ttl() / 4);
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let holder = form.of(&ours, "silent", options(stage)).lock().await.unwrap();
-    let lock = form.of(&theirs, "silent", options(stage));
-    // Before the home is silent, whatever had to be done for the first time.
+    let holder = kind.new_lock(&ours, "silent", options(stage)).lock().await.unwrap();
+    let lock = kind.new_lock(&theirs, "silent", options(stage));
+    // First-time work is done before the backend freezes.
     assert!(lock.try_lock().await.unwrap().is_none());
     let waiting = tokio::spawn(async move {
         let began = clock.now();
-        (lock.lock_within(given).await.map(|guard| guard.token()), clock.now().saturating_duration_since(began))
+        (
+            lock.lock_within(given).await.map(|guard| guard.token()),
+            clock.now().saturating_duration_since(began),
+        )
     });
-    let queued = state_with(&ours, "silent", |state| state.waiters.len() == 1);
+    let queued = await_lock_state(&ours, "silent", |state| state.waiters.len() == 1);
     within(given, "the waiter is seen before its time is over", queued).await;
     stage.freeze().await;
-    let limit = given + Duration::from_secs(1) + patience(stage);
+    let limit = given + Duration::from_secs(1) + handoff_limit(stage);
     let ended = tokio::time::timeout(limit, waiting).await;
     stage.thaw().await;
     let (outcome, waited) = ended.expect("a silent home kept the waiter").unwrap();
@@ -105,31 +111,31 @@ pub async fn a_silent_home_does_not_prolong_a_wait(stage: &dyn Stage, form: Form
     drop(holder);
 }
 
-/// Closing a client gives back all it held and ends all it waited for.
+/// Closing a client releases all its locks and ends all its waits.
 pub async fn close_releases_everything(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let mut guards = Vec::new();
     let permits = stage.engine().await.capabilities().permits;
-    for form in Form::ALL.into_iter().filter(|form| permits || *form != Form::OnePermit) {
-        let name = format!("closed/{form:?}");
-        guards.push(form.of(&ours, &name, options(stage)).lock().await.unwrap());
+    for kind in LockKind::ALL.into_iter().filter(|kind| permits || *kind != LockKind::OnePermit) {
+        let name = format!("closed/{kind:?}");
+        guards.push(kind.new_lock(&ours, &name, options(stage)).lock().await.unwrap());
     }
-    drop(Form::Mutex.of(&ours, "closed/dropped", options(stage)).lock().await.unwrap());
+    drop(LockKind::Mutex.new_lock(&ours, "closed/dropped", options(stage)).lock().await.unwrap());
     let latch = ours.latch("never", 1);
-    let busy = Form::Mutex.of(&theirs, "busy", options(stage)).lock().await.unwrap();
-    let waiting = Form::Mutex.of(&ours, "busy", options(stage));
+    let busy = LockKind::Mutex.new_lock(&theirs, "busy", options(stage)).lock().await.unwrap();
+    let waiting = LockKind::Mutex.new_lock(&ours, "busy", options(stage));
     let waiter = tokio::spawn(async move { waiting.lock().await.map(|guard| guard.token()) });
     let latch = latch.map(|latch| tokio::spawn(async move { latch.wait().await }));
-    let mut line = Line::new();
-    line.join(1, &Form::Mutex.of(&theirs, "closed/Mutex", options(stage)));
-    let queued = state_with(&theirs, "busy", |state| state.waiters.len() == 1);
-    prepared("the waiter is seen", queued).await;
+    let mut queue = WaiterQueue::new();
+    queue.join(1, &LockKind::Mutex.new_lock(&theirs, "closed/Mutex", options(stage)));
+    let queued = await_lock_state(&theirs, "busy", |state| state.waiters.len() == 1);
+    expect_ready("the waiter is seen", queued).await;
 
     soon(stage, "it closes", ours.close()).await.unwrap();
     for guard in &guards {
         assert_eq!(guard.state(), State::Lost(LossReason::ClientClosed));
     }
-    let (_, next) = soon(stage, "the next has it when its holder closed", line.next()).await;
+    let (_, next) = soon(stage, "the next has it when its holder closed", queue.next()).await;
     next.release().await.unwrap();
     let left = theirs.list("closed/").await.unwrap();
     assert!(left.is_empty(), "nothing is left when it has closed: {left:?}");
@@ -140,17 +146,17 @@ pub async fn close_releases_everything(stage: &dyn Stage) {
         assert!(matches!(ended, Err(Error::Closed)), "told {ended:?}");
     }
     busy.release().await.unwrap();
-    soon_free(stage, &theirs, "busy").await;
+    expect_free_soon(stage, &theirs, "busy").await;
     let refused = ours.mutex("closed/after").unwrap().try_lock().await;
     assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
     ours.close().await.expect("closing twice is harmless");
 }
 
-/// Some point on the way of an acquisition.
+/// Some point in the course of an acquisition.
 enum AtSomePoint {
-    /// After so many steps of the future.
+    /// After this many polls of the future.
     Polls(u32),
-    /// After so long.
+    /// After this time.
     Span(Duration),
 }
 
@@ -167,7 +173,8 @@ impl AtSomePoint {
     }
 }
 
-/// As long as a hand-off may take; on virtual time it takes none, and only the steps count.
+/// A random point within the duration of a hand-off. In virtual time a hand-off takes no time, so
+/// polls are counted instead.
 fn moment(stage: &dyn Stage, random: &mut SmallRng) -> AtSomePoint {
     match stage.time() {
         Time::Virtual => AtSomePoint::Polls(random.random_range(0..6)),
@@ -175,8 +182,8 @@ fn moment(stage: &dyn Stage, random: &mut SmallRng) -> AtSomePoint {
     }
 }
 
-/// Begins to lock, and drops the attempt at that point.
-async fn cancelled(lock: Alone, at: AtSomePoint) {
+/// Begins to lock, and drops the future at that point.
+async fn cancelled(lock: ExclusiveLock, at: AtSomePoint) {
     let mut attempt = Box::pin(lock.lock());
     match at {
         AtSomePoint::Span(span) => drop(tokio::time::timeout(span, attempt).await),

@@ -1,20 +1,20 @@
-//! What is written is kept, to be looked at afterwards.
+//! Captures log output, so that a test can inspect it.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
-/// Where a subscriber of traces may write. All clones are one log.
+/// A writer for a tracing subscriber. All clones share one buffer.
 #[derive(Clone, Debug, Default)]
-pub struct Log(Arc<Mutex<Vec<u8>>>);
+pub struct LogCapture(Arc<Mutex<Vec<u8>>>);
 
-impl Log {
-    /// Everything so far.
+impl LogCapture {
+    /// Everything written so far.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
     }
 }
 
-impl Write for Log {
+impl Write for LogCapture {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())

@@ -1,57 +1,56 @@
-//! Homes on ZooKeeper servers that are used again: a server takes a second to start, a folder in it
-//! nothing.
+//! Chroots on reused ZooKeeper servers: a server takes a second to start, a chroot costs nothing.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Eyes, ZooKeeperServers};
+use super::{KazooClient, ZooKeeperServers};
 
-/// Servers that nobody uses at the moment. They end with this process.
+/// Idle servers. They end with this process.
 static IDLE: Mutex<Vec<ZooKeeperServers>> = Mutex::new(Vec::new());
-/// How many homes there were.
+/// How many chroots were created.
 static HOMES: AtomicU32 = AtomicU32::new(0);
 
-/// A folder of its own on `N` servers, which nobody else uses meanwhile.
+/// A chroot of its own on `N` servers that nothing else uses meanwhile.
 #[derive(Debug)]
 pub struct Chroot<const N: usize> {
-    /// Always there, until dropped.
+    /// `None` only while it is dropped.
     servers: Option<ZooKeeperServers>,
     chroot: String,
     pub(super) actor: &'static str,
-    leader_dies: bool,
-    leader_is_succeeded: bool,
-    /// The leader that died, and is to come back.
+    freeze_kills_leader: bool,
+    leader_changes: bool,
+    /// The killed leader, which is to be restarted.
     dead: Mutex<Option<usize>>,
 }
 
 impl<const N: usize> Chroot<N> {
-    /// An empty home; see [`LocalStage::start`](crate::stage::LocalStage::start).
+    /// An empty backend; see [`LocalStage::start`](crate::stage::LocalStage::start).
     pub fn start(actor: &'static str) -> Self {
         let chroot = format!("home-{}", HOMES.fetch_add(1, Ordering::Relaxed));
-        let (leader_dies, leader_is_succeeded, dead) = (false, false, Mutex::new(None));
+        let (freeze_kills_leader, leader_changes, dead) = (false, false, Mutex::new(None));
         let servers = Some(idle_servers(N));
-        Self { servers, chroot, actor, leader_dies, leader_is_succeeded, dead }
+        Self { servers, chroot, actor, freeze_kills_leader, leader_changes, dead }
     }
 
-    /// When the home freezes its leader does not only stop but dies, and comes back in the thaw.
-    pub fn whose_leader_dies(mut self) -> Self {
-        self.leader_dies = true;
+    /// A freeze also kills the leader, and a thaw restarts it.
+    pub fn with_leader_killed_by_freeze(mut self) -> Self {
+        self.freeze_kills_leader = true;
         self
     }
 
-    /// The leader dies in the middle of a law, the others elect another and go on. All sessions
-    /// last long enough for that.
-    pub fn whose_leader_is_succeeded(mut self) -> Self {
-        self.leader_is_succeeded = true;
+    /// The leader is killed in the middle of a law, and the others elect another. All sessions last
+    /// long enough for that.
+    pub fn with_leader_change(mut self) -> Self {
+        self.leader_changes = true;
         self
     }
 
     pub(super) fn has_long_sessions(&self) -> bool {
-        self.leader_is_succeeded
+        self.leader_changes
     }
 
-    pub(super) fn succeed_leader(&self) {
-        if self.leader_is_succeeded {
+    pub(super) fn kill_leader(&self) {
+        if self.leader_changes {
             let leader = self.servers().leader();
             self.servers().nodes()[leader].kill();
             *self.dead.lock().unwrap() = Some(leader);
@@ -61,7 +60,7 @@ impl<const N: usize> Chroot<N> {
 
     pub(super) fn freeze_all(&self) {
         let servers = self.servers();
-        if self.leader_dies {
+        if self.freeze_kills_leader {
             let leader = servers.leader();
             servers.nodes()[leader].kill();
             *self.dead.lock().unwrap() = Some(leader);
@@ -83,36 +82,36 @@ impl<const N: usize> Chroot<N> {
         self.servers.as_ref().expect("there until dropped")
     }
 
-    /// The URL of this home.
+    /// The URL of this chroot.
     pub fn url(&self) -> String {
         self.servers().url(&self.chroot)
     }
 
-    /// The path in this home.
+    /// The absolute path of a node in this chroot.
     pub fn path(&self, name: &str) -> String {
         format!("/{}/{name}", self.chroot)
     }
 
     /// The names of the nodes of this lock.
-    pub fn contenders(&self, eyes: &mut Eyes, name: &str) -> Vec<String> {
-        eyes.children(&self.path(name)).unwrap_or_default()
+    pub fn contenders(&self, kazoo: &mut KazooClient, name: &str) -> Vec<String> {
+        kazoo.children(&self.path(name)).unwrap_or_default()
     }
 
     /// The path of this lock's only node.
-    pub fn only_node(&self, eyes: &mut Eyes, name: &str) -> String {
-        match &self.contenders(eyes, name)[..] {
+    pub fn only_node(&self, kazoo: &mut KazooClient, name: &str) -> String {
+        match &self.contenders(kazoo, name)[..] {
             [one] => self.path(&format!("{name}/{one}")),
             others => panic!("one contender, not {others:?}"),
         }
     }
 
-    /// The URL of this home through other ports.
+    /// The URL of this chroot through other ports.
     pub fn url_by(&self, ports: &[u16]) -> String {
         let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         format!("zk://{}/{}", hosts.join(","), self.chroot)
     }
 
-    /// The URL of another home on the same servers.
+    /// The URL of another chroot on the same servers.
     pub fn url_elsewhere(&self) -> String {
         self.servers().url(&format!("{}-elsewhere", self.chroot))
     }
@@ -130,7 +129,7 @@ impl<const N: usize> Drop for Chroot<N> {
     fn drop(&mut self) {
         let Some(servers) = self.servers.take() else { return };
         servers.thaw();
-        // A law that failed may have left anything behind.
+        // A law that failed may have left the servers in any state.
         if std::thread::panicking() {
             return;
         }

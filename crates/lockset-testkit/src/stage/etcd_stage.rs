@@ -1,4 +1,4 @@
-//! Homes on etcd servers that several laws use one after the other, each with a prefix of its own.
+//! The stage of the etcd engine: a prefix of its own on servers that laws use one after the other.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,8 +12,8 @@ use lockset::engine::etcd::{Etcd, EtcdOptions};
 use rustix::process::Signal;
 
 use super::etcd::EtcdServers;
-use super::{Linked, Stage, Time};
-use crate::process::{Judging, Process};
+use super::{LinkedClient, Stage, Time};
+use crate::process::{Process, StateSource};
 use crate::steps::until;
 
 /// An empty prefix on one server, or on a cluster of three, for one law.
@@ -22,49 +22,49 @@ pub struct EtcdStage {
     /// `None` only while it is dropped.
     servers: Option<EtcdServers>,
     prefix: String,
-    lag: Duration,
+    expiry_lag: Duration,
     actor: &'static str,
-    leader_dies: bool,
-    leader_is_succeeded: bool,
-    /// The leader that died, and is to come back.
+    freeze_kills_leader: bool,
+    leader_changes: bool,
+    /// The killed leader, which is to be restarted.
     dead: Mutex<Option<usize>>,
 }
 
 impl EtcdStage {
-    /// An empty home on one server; see [`LocalStage::start`](super::LocalStage::start).
+    /// An empty prefix on one server; see [`LocalStage::start`](super::LocalStage::start).
     pub fn start(actor: &'static str) -> Self {
-        // etcd looks at its leases twice a second.
+        // etcd checks its leases twice a second.
         Self::start_on(1, Duration::from_millis(700), actor)
     }
 
-    /// An empty home on a cluster, whose leader is the one that ends when the home begins again.
+    /// An empty prefix on a cluster of three. A restart restarts its leader.
     pub fn start_cluster(actor: &'static str) -> Self {
-        // A new leader lets all leases begin anew, and first it must be elected.
+        // A new leader must be elected first, and then restarts all leases.
         Self::start_on(3, Duration::from_secs(2), actor)
     }
 
-    /// When the home freezes its leader does not only stop but dies, and comes back in the thaw.
-    pub fn whose_leader_dies(mut self) -> Self {
-        self.leader_dies = true;
+    /// A freeze also kills the leader, and a thaw restarts it.
+    pub fn with_leader_killed_by_freeze(mut self) -> Self {
+        self.freeze_kills_leader = true;
         self
     }
 
-    /// The leader dies in the middle of a law, the others elect another and go on. All leases last
+    /// The leader is killed in the middle of a law, and the others elect another. All leases last
     /// long enough for that.
-    pub fn whose_leader_is_succeeded(mut self) -> Self {
-        self.leader_is_succeeded = true;
-        // Clients begin with the first, and are to feel that it dies.
+    pub fn with_leader_change(mut self) -> Self {
+        self.leader_changes = true;
+        // Clients connect to the first server, so they notice that it is killed.
         self.servers().make_lead(0);
         self
     }
 
-    fn start_on(number: usize, lag: Duration, actor: &'static str) -> Self {
+    fn start_on(number: usize, expiry_lag: Duration, actor: &'static str) -> Self {
         static HOMES: AtomicU32 = AtomicU32::new(0);
         let home = HOMES.fetch_add(1, Ordering::Relaxed);
         let servers = Some(POOL.take(number));
         let prefix = format!("home{home}");
-        let (leader_dies, leader_is_succeeded, dead) = (false, false, Mutex::new(None));
-        Self { servers, prefix, lag, actor, leader_dies, leader_is_succeeded, dead }
+        let (freeze_kills_leader, leader_changes, dead) = (false, false, Mutex::new(None));
+        Self { servers, prefix, expiry_lag, actor, freeze_kills_leader, leader_changes, dead }
     }
 
     fn servers(&self) -> &EtcdServers {
@@ -80,7 +80,7 @@ impl Drop for EtcdStage {
     fn drop(&mut self) {
         if let Some(servers) = self.servers.take() {
             if let Some(dead) = self.dead.lock().unwrap().take() {
-                // A law left it so; the pool wants to signal all of them.
+                // A law left it killed, but the pool signals all servers.
                 servers.bring_back(dead);
             }
             POOL.give_back(servers);
@@ -88,26 +88,26 @@ impl Drop for EtcdStage {
     }
 }
 
-/// Servers that no law uses at the moment. They are kept only while another law is being played:
-/// nothing in this process would end them after the last.
+/// Servers that no law uses at the moment. They are kept only while another law runs: nothing in
+/// this process would stop them after the last law.
 struct Pool {
-    desk: Mutex<Desk>,
+    state: Mutex<PoolState>,
 }
 
-struct Desk {
+struct PoolState {
     in_use: usize,
     idle: Vec<EtcdServers>,
 }
 
-static POOL: Pool = Pool { desk: Mutex::new(Desk { in_use: 0, idle: Vec::new() }) };
+static POOL: Pool = Pool { state: Mutex::new(PoolState { in_use: 0, idle: Vec::new() }) };
 
 impl Pool {
     fn take(&self, number: usize) -> EtcdServers {
         let found = {
-            let mut desk = self.desk.lock().unwrap();
-            desk.in_use += 1;
-            let place = desk.idle.iter().position(|servers| servers.number() == number);
-            place.map(|place| desk.idle.remove(place))
+            let mut state = self.state.lock().unwrap();
+            state.in_use += 1;
+            let index = state.idle.iter().position(|servers| servers.number() == number);
+            index.map(|index| state.idle.remove(index))
         };
         found.unwrap_or_else(|| EtcdServers::start(number))
     }
@@ -116,12 +116,12 @@ impl Pool {
         servers.thaw();
         let is_well = (0..servers.number()).all(|node| servers.is_well(node));
         let ended = {
-            let mut desk = self.desk.lock().unwrap();
-            desk.in_use -= 1;
+            let mut state = self.state.lock().unwrap();
+            state.in_use -= 1;
             if is_well {
-                desk.idle.push(servers);
+                state.idle.push(servers);
             }
-            if desk.in_use == 0 { std::mem::take(&mut desk.idle) } else { Vec::new() }
+            if state.in_use == 0 { std::mem::take(&mut state.idle) } else { Vec::new() }
         };
         drop(ended);
     }
@@ -138,12 +138,12 @@ impl Stage for EtcdStage {
     }
 
     fn ttl(&self) -> Duration {
-        // An election may take a quarter of it, also on a busy machine.
-        Duration::from_secs(if self.leader_is_succeeded { 16 } else { 2 })
+        // An election may take a quarter of it on a busy machine.
+        Duration::from_secs(if self.leader_changes { 16 } else { 2 })
     }
 
-    fn lag(&self) -> Duration {
-        self.lag
+    fn expiry_lag(&self) -> Duration {
+        self.expiry_lag
     }
 
     async fn client(&self) -> Lockset {
@@ -155,13 +155,13 @@ impl Stage for EtcdStage {
         Arc::new(Etcd::connect(options).await.unwrap())
     }
 
-    async fn elsewhere(&self) -> Lockset {
+    async fn other_backend(&self) -> Lockset {
         Lockset::connect(&format!("{}-elsewhere", self.url())).await.unwrap()
     }
 
     async fn freeze(&self) {
         let servers = self.servers();
-        if !self.leader_dies {
+        if !self.freeze_kills_leader {
             return servers.freeze();
         }
         let leader = servers.leader();
@@ -181,7 +181,7 @@ impl Stage for EtcdStage {
     }
 
     async fn change_leader(&self) {
-        if self.leader_is_succeeded {
+        if self.leader_changes {
             let servers = self.servers();
             let leader = servers.leader();
             servers.kill(leader);
@@ -195,13 +195,13 @@ impl Stage for EtcdStage {
     }
 
     async fn process(&self) -> Option<Process> {
-        Some(Process::start(self.actor, &self.url(), Judging::ByTheGuard))
+        Some(Process::start(self.actor, &self.url(), StateSource::Guard))
     }
 
-    async fn linked(&self) -> Option<Linked> {
+    async fn linked_client(&self) -> Option<LinkedClient> {
         let proxies = self.servers().proxies();
         let url = self.servers().url_through(&proxies, &self.prefix);
         let locks = Lockset::connect(&url).await.unwrap();
-        Some(Linked { locks, link: Box::new(proxies) })
+        Some(LinkedClient { locks, link: Box::new(proxies) })
     }
 }

@@ -1,4 +1,4 @@
-//! A node: a memory engine that freezes, forgets, and has a clock of its own.
+//! A node: a memory engine that freezes, loses its memory, and has a clock of its own.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,41 +11,41 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 use tokio::sync::watch;
 
-use super::judge::Record;
+use super::history::RunHistory;
 
-/// So many of the last requests that were granted may come once more.
-const ECHOES: usize = 3;
+/// How many of the last granted requests may be repeated.
+const COPIES_KEPT: usize = 3;
 
-/// A request for a lock that the network has kept.
-pub(super) type Copy = (Arc<dyn Engine>, Claim);
+/// A copy of a granted request, kept by the network.
+pub(super) type RequestCopy = (Arc<dyn Engine>, Claim);
 
-/// It arrives once more, and nobody waits for the answer.
-pub(super) async fn repeat((engine, claim): &Copy) {
+/// Delivers the request again; the reply is dropped.
+pub(super) async fn repeat((engine, claim): &RequestCopy) {
     drop(engine.acquire(claim, Wait::No).await);
 }
 
-/// A node of the quorum, as all clients have it.
+/// A node of the quorum, shared by all clients.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct SimNode {
     pub(super) label: String,
     clock: Clock,
     memory: Mutex<Memory>,
-    /// Counts the restarts.
+    /// The number of restarts.
     run: watch::Sender<u64>,
     frozen_until: Mutex<Moment>,
     slow_until: Mutex<Moment>,
     names: Vec<Name>,
-    /// The last requests that were granted, as the network still has them.
-    heard: Mutex<Vec<Copy>>,
-    record: Arc<Mutex<Record>>,
+    /// Copies of the last granted requests.
+    copies: Mutex<Vec<RequestCopy>>,
+    history: Arc<Mutex<RunHistory>>,
 }
 
-impl Home {
+impl SimNode {
     pub(super) fn new(
         number: usize,
         clock: Clock,
         names: &[&str],
-        record: Arc<Mutex<Record>>,
+        history: Arc<Mutex<RunHistory>>,
     ) -> Arc<Self> {
         let start = Moment::from_nanos(0);
         Arc::new(Self {
@@ -56,8 +56,8 @@ impl Home {
             frozen_until: Mutex::new(start),
             slow_until: Mutex::new(start),
             names: names.iter().map(|name| name.parse().unwrap()).collect(),
-            heard: Mutex::default(),
-            record,
+            copies: Mutex::default(),
+            history,
         })
     }
 
@@ -65,7 +65,7 @@ impl Home {
         self.clock.now()
     }
 
-    /// A client of this run of the node, and which run it is.
+    /// A client of the current run of the node, and the number of the run.
     pub(super) fn join(&self) -> (u64, Memory) {
         (*self.run.borrow(), self.memory.lock().unwrap().another_client())
     }
@@ -74,17 +74,17 @@ impl Home {
         *self.run.borrow()
     }
 
-    /// Pending until this run of the node is over.
+    /// Pending until this run of the node has ended.
     pub(super) async fn ended(&self, run: u64) {
         let mut runs = self.run.subscribe();
-        // The sender is ours, so waiting cannot fail.
+        // `self` owns the sender, so waiting cannot fail.
         let _ = runs.wait_for(|now| *now != run).await;
     }
 
-    /// Begins anew, with nothing.
+    /// Restarts empty.
     pub(super) fn restart(&self) {
-        self.fault(true);
-        self.heard.lock().unwrap().clear();
+        self.record_fault(true);
+        self.copies.lock().unwrap().clear();
         *self.memory.lock().unwrap() = Memory::new(self.clock.clone());
         self.run.send_modify(|run| *run += 1);
     }
@@ -97,51 +97,51 @@ impl Home {
         *self.frozen_until.lock().unwrap() = self.clock.now();
     }
 
-    pub(super) async fn thawed(&self) {
+    pub(super) async fn until_thawed(&self) {
         let until = *self.frozen_until.lock().unwrap();
         self.clock.sleep_until(until).await;
     }
 
-    /// Its clock jumps ahead by more than any ttl: every lease ends, and nobody is told.
+    /// Its clock jumps forward by more than any ttl: every lease ends, and no client is notified.
     pub(super) async fn jump_forward(&self) {
-        self.fault(false);
+        self.record_fault(false);
         let memory = self.join().1;
         for name in &self.names {
             memory.force_release(name, Break::Now).await.unwrap();
         }
     }
 
-    fn fault(&self, forgot: bool) {
-        self.record.lock().unwrap().faults.push((self.clock.now(), forgot));
+    fn record_fault(&self, forgot: bool) {
+        self.history.lock().unwrap().faults.push((self.clock.now(), forgot));
     }
 
-    /// A request was granted, of which the network keeps a copy.
-    pub(super) fn hears(&self, engine: Arc<dyn Engine>, claim: Claim) {
-        let mut heard = self.heard.lock().unwrap();
-        if heard.iter().any(|(_, known)| known.id == claim.id) {
+    /// Keeps a copy of a granted request.
+    pub(super) fn keep_copy(&self, engine: Arc<dyn Engine>, claim: Claim) {
+        let mut copies = self.copies.lock().unwrap();
+        if copies.iter().any(|(_, known)| known.id == claim.id) {
             return;
         }
-        if heard.len() == ECHOES {
-            heard.remove(0);
+        if copies.len() == COPIES_KEPT {
+            copies.remove(0);
         }
-        heard.push((engine, claim));
+        copies.push((engine, claim));
     }
 
-    /// The last requests that were granted, the newest last.
-    pub(super) fn copies(&self) -> Vec<Copy> {
-        self.heard.lock().unwrap().clone()
+    /// Copies of the last granted requests, the newest last.
+    pub(super) fn copies(&self) -> Vec<RequestCopy> {
+        self.copies.lock().unwrap().clone()
     }
 
-    /// One of the last requests that were granted arrives once more.
-    pub(super) async fn echo(&self, random: &mut SmallRng) {
+    /// Delivers one of the last granted requests again.
+    pub(super) async fn repeat_a_request(&self, random: &mut SmallRng) {
         let copies = self.copies();
         if !copies.is_empty() {
             repeat(&copies[random.random_range(0..copies.len())]).await;
         }
     }
 
-    /// Somebody had every lock once, by the token 1.
-    pub(super) async fn was_used(&self) {
+    /// Acquires and releases every lock once, with the token 1.
+    pub(super) async fn use_every_lock_once(&self) {
         let memory = self.join().1;
         for name in &self.names {
             let claim = Claim {
@@ -160,7 +160,7 @@ impl Home {
         }
     }
 
-    /// Its clock jumps back: leases given before it has caught up last longer than they should.
+    /// Its clock jumps back: leases granted before it has caught up last longer than they should.
     pub(super) fn jump_back(&self, span: Duration) {
         *self.slow_until.lock().unwrap() = self.clock.now() + span;
     }
