@@ -197,8 +197,8 @@ impl Etcd {
     /// that runtime is blocked, nothing is renewed, and requests from other runtimes may wait.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if the URL is invalid;
-    /// [`Error::Unreachable`](crate::Error::Unreachable) if no server replies or the login is
+    /// [`Error::Invalid`] if the URL is invalid;
+    /// [`Error::Unreachable`] if no server replies or the login is
     /// rejected.
     ///
     /// # Cancel safety
