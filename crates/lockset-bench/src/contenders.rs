@@ -88,7 +88,7 @@ impl Contenders {
             detachable: false,
             replicas: None,
         };
-        let grant = engine.acquire(&claim, Wait::No).await.unwrap().unwrap();
+        let grant = engine.acquire(&claim, Wait::No).await.unwrap().granted().unwrap();
         let (grants, granted) = mpsc::unbounded_channel();
         let mut contenders = Self {
             engine: engine.clone(),
@@ -166,14 +166,14 @@ impl Contenders {
     async fn renew(&mut self) {
         let (claim, grant) = &self.holder;
         let renewed = self.engine.renew(&[(claim, grant)]).await.remove(0);
-        self.holder.1 = renewed.unwrap();
+        self.holder.1 = renewed.unwrap().renewed().unwrap();
     }
 
     fn join(&mut self) {
         let claim = Claim { id: ClaimId::random(), ..self.claim.clone() };
         let (engine, grants, mine) = (self.engine.clone(), self.grants.clone(), claim.clone());
         let task = tokio::spawn(async move {
-            let grant = engine.acquire(&mine, Wait::Forever).await.unwrap().unwrap();
+            let grant = engine.acquire(&mine, Wait::Forever).await.unwrap().granted().unwrap();
             let _ = grants.send((mine, grant));
         });
         self.waiting.insert(claim.id, (claim, task.abort_handle()));

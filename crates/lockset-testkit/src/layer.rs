@@ -6,8 +6,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
+use lockset::clock::Clock;
 use lockset::engine::{
-    Amend, Capabilities, Claim, Engine, Event, Grant, Health, Scope, Swap, Version, Wait,
+    Admission, Amend, Capabilities, Claim, Engine, Event, Grant, Health, Renewal, Scope, Swap,
+    Version, Wait,
 };
 use lockset::{Break, Holder, LockState, Name, Prefix, Result, Token};
 use tokio::sync::watch;
@@ -26,11 +28,15 @@ pub trait Layer: Debug + Send + Sync + 'static {
         self.inner().identity()
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    fn clock(&self) -> Clock {
+        self.inner().clock()
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.inner().acquire(claim, wait).await
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         self.inner().renew(batch).await
     }
 
@@ -109,11 +115,15 @@ impl<L: Layer> Engine for Layered<L> {
         self.0.identity()
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    fn clock(&self) -> Clock {
+        self.0.clock()
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.0.acquire(claim, wait).await
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         self.0.renew(batch).await
     }
 
@@ -230,11 +240,11 @@ impl Layer for Freezable {
         &self.inner
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.through(self.inner.acquire(claim, wait)).await
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         self.through(self.inner.renew(batch)).await
     }
 

@@ -271,7 +271,7 @@ impl World {
         let quorum = Arc::new(quorum.unwrap());
         let (history, clock) = (self.history.clone(), self.clock.clone());
         let recorder = Arc::new(Layered(RenewalRecorder { quorum, history, clock }));
-        let locks = Lockset::with_engine(node_flaw.over(recorder), self.clock.clone()).unwrap();
+        let locks = Lockset::with_engine(node_flaw.over(recorder)).unwrap();
         Client { locks, switch, cut_switch, stopped: watch::Sender::new(false) }
     }
 

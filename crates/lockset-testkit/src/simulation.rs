@@ -170,7 +170,7 @@ impl World {
         };
         let random = SmallRng::seed_from_u64(self.seed ^ (number as u64) << 32);
         let faulty = NetworkLayer::new(inner, self.network.clone(), random);
-        Lockset::with_engine(Arc::new(Layered(faulty)), self.clock.clone()).unwrap()
+        Lockset::with_engine(Arc::new(Layered(faulty))).unwrap()
     }
 
     /// From time to time, pauses the clock or freezes the engine.

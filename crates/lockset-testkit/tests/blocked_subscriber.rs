@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use lockset::clock::Clock;
 use lockset::engine::memory::Memory;
-use lockset::engine::{Claim, Engine, Grant};
+use lockset::engine::{Claim, Engine, Grant, Renewal};
 use lockset::{Error, LockOptions, Lockset, State};
 use lockset_testkit::layer::{Layer, Layered};
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, SharedString, Unit};
@@ -91,7 +91,7 @@ impl Layer for Stumbling {
         &self.0
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<lockset::Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<lockset::Result<Renewal>> {
         match self.1.fetch_add(1, Ordering::Relaxed) % 2 {
             0 => self.0.renew(batch).await,
             _ => batch.iter().map(|_| Err(stumbled())).collect(),
@@ -110,7 +110,7 @@ async fn locks_are_kept_while_subscriber_and_recorder_block() {
     metrics::set_global_recorder(Blocked).ok().unwrap();
     tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_writer(|| ToThePipe).init();
     let engine = Stumbling(Arc::new(Memory::new(Clock::boot())), AtomicUsize::new(0));
-    let locks = Lockset::with_engine(Arc::new(Layered(engine)), Clock::boot()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(Layered(engine))).unwrap();
     let options = LockOptions::default().ttl(TTL);
     let guard = locks.mutex("kept").unwrap().with(options).unwrap().lock().await.unwrap();
     let began = Instant::now();

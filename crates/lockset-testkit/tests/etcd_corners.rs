@@ -43,7 +43,7 @@ async fn two_claims_of_one_process_on_one_name_never_both_succeed() {
             engine.acquire(&claims[1], Wait::No),
             engine.acquire(&claims[2], Wait::No),
         );
-        let grants = [a.unwrap(), b.unwrap(), c.unwrap()];
+        let grants = [a, b, c].map(|admission| admission.unwrap().granted());
         let granted: Vec<_> = (0..3).filter(|who| grants[*who].is_some()).collect();
         assert!(granted.len() <= 1, "round {round}: {granted:?} hold");
         assert_eq!(server_keys(&server), granted.len(), "those who were refused left nothing");
@@ -113,7 +113,7 @@ async fn nested_raw_names_requested_together_never_have_two_holders() {
     let ours = Etcd::connect(raw(server.url("p"))).await.unwrap();
     let theirs = Etcd::connect(raw(server.url("p"))).await.unwrap();
     let held = claim("a");
-    let grant = ours.acquire(&held, Wait::No).await.unwrap().unwrap();
+    let grant = ours.acquire(&held, Wait::No).await.unwrap().granted().unwrap();
     for round in 0..8 {
         let within = (0..6).map(|number| format!("a/b{number}"));
         let beside = (0..4).map(|number| format!("z{number}"));
@@ -125,7 +125,8 @@ async fn nested_raw_names_requested_together_never_have_two_holders() {
         );
         assert!(!second, "round {round}: a second one holds `a`");
         assert!(others.into_iter().all(|granted| granted), "round {round}: nobody is before them");
-        ours.renew(&[(&held, &grant)]).await.remove(0).unwrap();
+        let renewed = ours.renew(&[(&held, &grant)]).await.remove(0).unwrap();
+        assert!(renewed.renewed().is_some());
         for claim in claims.iter().chain([&whole]) {
             theirs.withdraw(claim).await.unwrap();
         }
@@ -136,7 +137,7 @@ async fn nested_raw_names_requested_together_never_have_two_holders() {
 /// Whether the claim is granted soon; it goes on waiting if it is not.
 async fn engine_grants(engine: &Etcd, claim: &Claim) -> bool {
     let asked = tokio::time::timeout(SOON, engine.acquire(claim, Wait::Forever)).await;
-    asked.is_ok_and(|answer| answer.unwrap().is_some())
+    asked.is_ok_and(|answer| answer.unwrap().granted().is_some())
 }
 
 fn server_keys(server: &EtcdServers) -> usize {
@@ -262,7 +263,7 @@ async fn a_failed_try_lock_revokes_its_own_lease() {
     let permits = Mode::Permits { take: 1, limit: 2 };
     let clashing = Claim { detachable: true, mode: permits, ttl: long, ..claim("held") };
     for claim in [&detachable, &fixed] {
-        assert!(theirs.acquire(claim, Wait::No).await.unwrap().is_none());
+        assert!(theirs.acquire(claim, Wait::No).await.unwrap().granted().is_none());
     }
     assert!(theirs.acquire(&clashing, Wait::No).await.is_err());
     until("only the holder's lease is left", || server.leases().len() == 1);
@@ -375,7 +376,7 @@ async fn a_conflicting_use_of_a_name_by_another_client_is_waited_out() {
 async fn a_late_request_of_a_cancelled_acquire_leaves_no_lock() {
     let server = EtcdServers::start(1);
     let engine = Arc::new(engine(&server).await);
-    let locks = Lockset::with_engine(engine.clone(), Clock::boot()).unwrap();
+    let locks = Lockset::with_engine(engine.clone()).unwrap();
     let options = LockOptions::default().ttl(TTL);
     let other = locks.mutex("other").unwrap().with(options).unwrap().lock().await.unwrap();
     let lease = server.leases().pop().unwrap();

@@ -11,7 +11,7 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::memory::Memory;
-use lockset::engine::{Claim, Engine, Event, Grant, Scope, Swap, Version};
+use lockset::engine::{Claim, Engine, Event, Grant, Renewal, Scope, Swap, Version};
 use lockset::{Break, Error, LockOptions, LockState, Lockset, LossReason, Name, State, Ticket};
 use lockset_testkit::layer::{Layer, Layered};
 
@@ -19,12 +19,12 @@ const TTL: Duration = Duration::from_secs(30);
 
 fn memory() -> (Arc<Memory>, Lockset) {
     let engine = Arc::new(Memory::new(Clock::tokio()));
-    let locks = Lockset::with_engine(engine.clone(), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(engine.clone()).unwrap();
     (engine, locks)
 }
 
 fn another(engine: &Memory) -> Lockset {
-    Lockset::with_engine(Arc::new(engine.another_client()), Clock::tokio()).unwrap()
+    Lockset::with_engine(Arc::new(engine.another_client())).unwrap()
 }
 
 fn unreachable() -> Error {
@@ -101,7 +101,7 @@ impl Layer for SlowRenewal {
         &self.0
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<lockset::Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<lockset::Result<Renewal>> {
         tokio::time::sleep(Duration::from_millis(100)).await;
         self.0.renew(batch).await
     }
@@ -111,7 +111,7 @@ impl Layer for SlowRenewal {
 #[tokio::test(start_paused = true)]
 async fn a_ticket_attached_twice_concurrently_is_attached_once() {
     let slow = Layered(SlowRenewal(Arc::new(Memory::new(Clock::tokio()))));
-    let locks = Lockset::with_engine(Arc::new(slow), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(slow)).unwrap();
     let options = LockOptions::default().ttl(TTL).detachable();
     let mutex = locks.mutex("m").unwrap().with(options).unwrap();
     let ticket = mutex.lock().await.unwrap().detach().await.unwrap();
@@ -132,7 +132,7 @@ impl Layer for SlowFirstRenewal {
         &self.0
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<lockset::Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<lockset::Result<Renewal>> {
         let answers = self.0.renew(batch).await;
         if !self.1.swap(true, Ordering::Relaxed) {
             tokio::time::sleep(TTL / 8).await;
@@ -146,7 +146,7 @@ impl Layer for SlowFirstRenewal {
 #[tokio::test(start_paused = true)]
 async fn a_late_renewal_reply_does_not_affect_a_reattached_lock() {
     let slow = SlowFirstRenewal(Arc::new(Memory::new(Clock::tokio())), AtomicBool::new(false));
-    let locks = Lockset::with_engine(Arc::new(Layered(slow)), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(Layered(slow))).unwrap();
     let options = LockOptions::default().ttl(TTL).detachable();
     let guard = locks.mutex("m").unwrap().with(options).unwrap().lock().await.unwrap();
     tokio::time::sleep(TTL / 3 + TTL / 100).await;
@@ -178,7 +178,7 @@ async fn a_ticket_with_an_absurd_ttl_is_refused_and_harmless() {
 async fn a_fixed_lease_notices_a_forced_release_without_events() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let silent = Layered(Silent(memory.clone()));
-    let locks = Lockset::with_engine(Arc::new(silent), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(silent)).unwrap();
     let fixed = LockOptions::default().ttl(TTL).no_renewal();
     let guard = locks.mutex("m").unwrap().with(fixed).unwrap().lock().await.unwrap();
     locks.force_release("m", Break::Now).await.unwrap();
@@ -208,7 +208,7 @@ impl Layer for Blind {
 async fn an_uncertain_fixed_lease_can_be_confirmed_again() {
     let blind = Arc::new(AtomicBool::new(true));
     let engine = Layered(Blind(Arc::new(Memory::new(Clock::tokio())), blind.clone()));
-    let locks = Lockset::with_engine(Arc::new(engine), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(engine)).unwrap();
     let fixed = LockOptions::default().ttl(TTL).no_renewal();
     let guard = locks.mutex("m").unwrap().with(fixed).unwrap().lock().await.unwrap();
     assert!(guard.confirm().await.is_err());
@@ -276,7 +276,7 @@ async fn close_waits_for_a_release_in_progress() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let stranger = another(&memory);
     let slow = Layered(SlowRelease(memory));
-    let locks = Lockset::with_engine(Arc::new(slow), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(slow)).unwrap();
     let guard = locks.mutex("m").unwrap().lock().await.unwrap();
     let release = tokio::spawn(guard.release());
     tokio::task::yield_now().await;
@@ -290,7 +290,7 @@ async fn a_second_close_waits_for_the_first() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let stranger = another(&memory);
     let slow = Layered(SlowRelease(memory));
-    let locks = Lockset::with_engine(Arc::new(slow), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(slow)).unwrap();
     let guard = locks.mutex("m").unwrap().lock().await.unwrap();
     let cut_short = tokio::time::timeout(Duration::from_millis(1), locks.close()).await;
     assert!(cut_short.is_err());
@@ -303,7 +303,7 @@ async fn a_second_close_waits_for_the_first() {
 async fn close_ends_although_the_engine_does_not_respond() {
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let deaf = Layered(NoWayBack(memory));
-    let locks = Lockset::with_engine(Arc::new(deaf), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(deaf)).unwrap();
     let hour = LockOptions::default().ttl(Duration::from_secs(3600));
     let _guard = locks.mutex("m").unwrap().with(hour).unwrap().lock().await.unwrap();
     let began = tokio::time::Instant::now();
@@ -442,7 +442,7 @@ fn losing_answers() -> (Lockset, Arc<AtomicBool>) {
     let lost = Arc::new(AtomicBool::new(true));
     let inner = Arc::new(Memory::new(Clock::tokio()));
     let engine = Layered(LosesAnswers { inner, lost: lost.clone() });
-    (Lockset::with_engine(Arc::new(engine), Clock::tokio()).unwrap(), lost)
+    (Lockset::with_engine(Arc::new(engine)).unwrap(), lost)
 }
 
 #[tokio::test(start_paused = true)]
@@ -496,7 +496,7 @@ async fn a_failed_or_cancelled_count_down_is_completed_by_the_next_call() {
     let down = Arc::new(AtomicBool::new(false));
     let memory = Arc::new(Memory::new(Clock::tokio()));
     let engine = Layered(Down { inner: memory.clone(), down: down.clone() });
-    let locks = Lockset::with_engine(Arc::new(engine), Clock::tokio()).unwrap();
+    let locks = Lockset::with_engine(Arc::new(engine)).unwrap();
     let latch = locks.latch("start", 3).unwrap();
     let failed = latch.count_down().await.unwrap_err();
     assert!(failed.is_retryable(), "{failed}");

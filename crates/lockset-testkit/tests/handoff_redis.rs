@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockset::engine::redis::{Redis, RedisOptions};
-use lockset::engine::{Claim, ClaimId, Engine, Grant, Wait};
+use lockset::engine::{Admission, Claim, ClaimId, Engine, Grant, Renewal, Wait};
 use lockset::{Error, Name, Token};
 use lockset_models::handoff_model::{
     self as model, Id, Leases, Reply, Rule, Rules, Script, Server,
@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Actor {
     claim: Claim,
     engine: usize,
-    waiting: Option<JoinHandle<lockset::Result<Option<Grant>>>>,
+    waiting: Option<JoinHandle<lockset::Result<Admission>>>,
     grant: Option<Grant>,
     token: model::Token,
     withdrawn: bool,
@@ -262,7 +262,8 @@ impl Play {
     async fn served(&mut self, pushed: Option<Id>) {
         let Some(id) = pushed else { return };
         let waiting = self.actor(id).waiting.take().unwrap();
-        let grant = within("the next waiter is served", waiting).await.unwrap().unwrap().unwrap();
+        let grant =
+            within("the next waiter is served", waiting).await.unwrap().unwrap().granted().unwrap();
         self.holds(id, grant);
     }
 
@@ -301,8 +302,8 @@ impl Play {
         let (engine, claim) = self.parts(id);
         let real = within("a try", engine.acquire(&claim, Wait::No)).await.unwrap();
         match (answer, real) {
-            (Reply::GrantedNow(_), Some(grant)) => self.holds(id, grant),
-            (Reply::Busy, None) => {}
+            (Reply::GrantedNow(_), Admission::Granted(grant)) => self.holds(id, grant),
+            (Reply::Busy, Admission::NotInTime) => {}
             (answer, real) => panic!("{answer:?}, but {real:?}: {:#?}", self.log),
         }
         self.served(pushed).await;
@@ -387,7 +388,7 @@ impl Play {
         self.actor(id).withdrawn = true;
         if let Some(waiting) = self.actor(id).waiting.take() {
             let outcome = within("the withdrawn claim ends", waiting).await.unwrap();
-            assert!(matches!(outcome, Err(Error::NotHeld { .. })), "{outcome:?}: {:#?}", self.log);
+            assert!(matches!(outcome, Ok(Admission::Forgotten)), "{outcome:?}: {:#?}", self.log);
         }
         self.served(pushed).await;
     }
@@ -405,8 +406,8 @@ impl Play {
         let (engine, claim) = self.parts(id);
         let real = within("a repetition", engine.acquire(&claim, Wait::Forever)).await;
         match (answer, real) {
-            (Reply::Granted(..), Ok(Some(grant))) => self.holds(id, grant),
-            (Reply::Gone, Err(Error::NotHeld { .. })) => {}
+            (Reply::Granted(..), Ok(Admission::Granted(grant))) => self.holds(id, grant),
+            (Reply::Gone, Ok(Admission::Forgotten)) => {}
             (answer, real) => panic!("{answer:?}, but {real:?}: {:#?}", self.log),
         }
         self.served(pushed).await;
@@ -423,8 +424,10 @@ impl Play {
         let (engine, claim) = self.parts(id);
         let real = within("a renewal", engine.renew(&[(&claim, &grant)])).await.remove(0);
         match (fine, real) {
-            (true, Ok(renewed)) => assert_eq!(renewed.token, grant.token, "{:#?}", self.log),
-            (false, Err(Error::Lost { .. })) => {}
+            (true, Ok(Renewal::Renewed(renewed))) => {
+                assert_eq!(renewed.token, grant.token, "{:#?}", self.log);
+            }
+            (false, Ok(Renewal::Lost(_) | Renewal::LastLease)) => {}
             (fine, real) => panic!("{fine}, but {real:?}: {:#?}", self.log),
         }
     }

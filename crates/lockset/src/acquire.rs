@@ -10,7 +10,7 @@ use tracing::Instrument;
 
 use crate::client::{Client, WithdrawOnDrop};
 use crate::clock::Moment;
-use crate::engine::{Claim, ClaimId, Holder, Mode, Wait};
+use crate::engine::{Admission, Claim, ClaimId, Holder, Mode, Wait};
 use crate::error::{Error, Result};
 use crate::gate::{GateEntry, Turn};
 use crate::guard::Guard;
@@ -256,7 +256,7 @@ async fn send(
     };
     let _until_held = in_flight;
     match granted {
-        Ok(Some(grant)) => {
+        Ok(Admission::Granted(grant)) => {
             match Hold::start(client.clone(), claim, grant, &request.options, pass) {
                 Some(hold) => {
                     undo.disarm();
@@ -268,11 +268,13 @@ async fn send(
                 }
             }
         }
-        Ok(None) => {
+        Ok(Admission::NotInTime) => {
             undo.disarm();
             Ok(Admitted::NotInTime)
         }
-        Err(error @ Error::NotHeld { .. }) => Ok(Admitted::Forgotten(error)),
+        Ok(Admission::Forgotten) => {
+            Ok(Admitted::Forgotten(Error::NotHeld { name: request.name.clone() }))
+        }
         Err(error) => Err(error),
     }
 }

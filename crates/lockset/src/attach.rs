@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::client::{Client, WithdrawOnDrop};
-use crate::engine::{Claim, ClaimId, Grant};
+use crate::engine::{Claim, ClaimId, Grant, Renewal};
 use crate::error::{Error, LossReason, Result};
 use crate::guard::Guard;
 use crate::hold::Hold;
@@ -31,10 +31,12 @@ pub(crate) async fn attach(client: &Arc<Client>, ticket: &Ticket) -> Result<Guar
         true => None,
     };
     // A lock that an operator wants back is held until its lease ends, and can be released.
-    let is_last = matches!(renewed, Some(Err(Error::Lost { reason: LossReason::Revoked, .. })));
+    let is_last = matches!(renewed, Some(Ok(Renewal::LastLease)));
     let grant = match renewed {
-        Some(renewed) if !is_last => renewed,
-        _ => client.lease_of(&claim, &grant).await,
+        Some(Ok(Renewal::Renewed(grant))) => Ok(grant),
+        Some(Ok(Renewal::Lost(reason))) => Err(Error::lost(&claim.name, reason)),
+        Some(Err(error)) => Err(error),
+        Some(Ok(Renewal::LastLease)) | None => client.lease_of(&claim, &grant).await,
     };
     let grant = explain_loss(client, ticket, grant, claim.id).await?;
     let options = ResolvedOptions {
@@ -49,7 +51,7 @@ pub(crate) async fn attach(client: &Arc<Client>, ticket: &Ticket) -> Result<Guar
         .ok_or_else(|| Error::lost(ticket.name(), LossReason::Expired))?;
     undo.disarm();
     if is_last {
-        hold.on_refused(LossReason::Revoked);
+        hold.on_last_lease();
     }
     client.check_usable().map(|()| Guard::new(hold))
 }
@@ -65,8 +67,14 @@ pub(crate) async fn renew(client: &Arc<Client>, ticket: &Ticket) -> Result<Lease
     let _in_flight = client.start()?;
     let grant = ticket.grant();
     let request = || async {
-        let renewed = client.engine.renew(&[(&ticket.claim, &grant)]).await.pop();
-        renewed.unwrap_or_else(|| Err(Error::lost(ticket.name(), LossReason::Forgotten)))
+        let lost = |reason| Err(Error::lost(ticket.name(), reason));
+        match client.engine.renew(&[(&ticket.claim, &grant)]).await.pop() {
+            Some(Ok(Renewal::Renewed(grant))) => Ok(grant),
+            Some(Ok(Renewal::LastLease)) => lost(LossReason::Revoked),
+            Some(Ok(Renewal::Lost(reason))) => lost(reason),
+            Some(Err(error)) => Err(error),
+            None => lost(LossReason::Forgotten),
+        }
     };
     let renewed = client.retry(ticket.claim.ttl, request).await;
     let renewed = explain_loss(client, ticket, renewed, ticket.claim.id).await?;

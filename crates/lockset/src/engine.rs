@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::error::{Error, LossReason, Result};
 use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
@@ -52,19 +52,23 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// home where one can be given.
     fn identity(&self) -> String;
 
-    /// Takes the lock for `claim`, waiting as told. `None`: not admitted in time, and nothing is
-    /// left behind. After an error something may be left behind; the caller withdraws the claim.
+    /// The clock of the engine's [`Grant`]s. A client judges leases by this clock, so it cannot
+    /// compare moments of two clocks.
+    fn clock(&self) -> Clock {
+        Clock::boot()
+    }
+
+    /// Requests the lock for `claim`, and waits as `wait` says. After an error, and after
+    /// [`Admission::Forgotten`], the claim may be left behind; the caller withdraws it.
     ///
     /// # Errors
     /// [`Error::Conflict`] if the name is in use in an incompatible way, [`Error::Unsupported`]
-    /// for a mode the engine does not have, [`Error::NotHeld`] if the claim was withdrawn before,
-    /// [`Error::Unreachable`] otherwise.
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>>;
+    /// for a mode the engine does not have, [`Error::Unreachable`] otherwise.
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission>;
 
-    /// Renews each lease to its full ttl, in as few round trips as the engine can. Answers in the
-    /// order of the batch; [`Error::Lost`] for an entry that does not hold its lock. The reason
-    /// [`LossReason::Revoked`] says that the running lease still stands but is the last.
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>>;
+    /// Renews each lease to its full ttl, in as few round trips as the engine can. Returns one
+    /// result per entry, in the order of the batch. An error says nothing about the lock.
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>>;
 
     /// Lifts the fence of a lock held exclusively to `to`, which becomes its token.
     ///
@@ -391,6 +395,111 @@ impl fmt::Debug for Grant {
     }
 }
 
+/// The engine's decision about a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a granted lock is held until it is released"]
+pub enum Admission {
+    /// The claim holds the lock.
+    Granted(Grant),
+    /// The claim was not admitted in time, and nothing of it is left behind.
+    NotInTime,
+    /// The engine does not accept this claim any more: it was withdrawn, or the engine lost it
+    /// while it waited. A fresh claim may be admitted.
+    Forgotten,
+}
+
+impl Admission {
+    /// The grant, if there is one.
+    pub fn granted(self) -> Option<Grant> {
+        match self {
+            Admission::Granted(grant) => Some(grant),
+            Admission::NotInTime | Admission::Forgotten => None,
+        }
+    }
+
+    /// The same decision with another grant.
+    pub fn map(self, change: impl FnOnce(Grant) -> Grant) -> Self {
+        match self {
+            Admission::Granted(grant) => Admission::Granted(change(grant)),
+            other => other,
+        }
+    }
+}
+
+impl Admission {
+    /// The decision of an engine whose inner functions report [`Error::NotHeld`] for a claim that
+    /// is not accepted any more.
+    pub(crate) fn from_inner(decided: Result<Option<Grant>>) -> Result<Self> {
+        match decided {
+            Err(Error::NotHeld { .. }) => Ok(Admission::Forgotten),
+            decided => decided.map(Admission::from),
+        }
+    }
+
+    /// The reverse of [`from_inner`](Admission::from_inner).
+    pub(crate) fn into_inner(self, name: &Name) -> Result<Option<Grant>> {
+        match self {
+            Admission::Forgotten => Err(Error::NotHeld { name: name.clone() }),
+            decided => Ok(decided.granted()),
+        }
+    }
+}
+
+impl From<Option<Grant>> for Admission {
+    fn from(granted: Option<Grant>) -> Self {
+        granted.map_or(Admission::NotInTime, Admission::Granted)
+    }
+}
+
+/// The engine's reply to one renewal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// The lease runs for its full ttl again.
+    Renewed(Grant),
+    /// An operator wants the lock back. The running lease stands, and is the last.
+    LastLease,
+    /// The claim does not hold the lock.
+    Lost(LossReason),
+}
+
+impl Renewal {
+    /// The renewed grant, if there is one.
+    pub fn renewed(self) -> Option<Grant> {
+        match self {
+            Renewal::Renewed(grant) => Some(grant),
+            Renewal::LastLease | Renewal::Lost(_) => None,
+        }
+    }
+
+    /// The same reply with another grant.
+    pub fn map(self, change: impl FnOnce(Grant) -> Grant) -> Self {
+        match self {
+            Renewal::Renewed(grant) => Renewal::Renewed(change(grant)),
+            other => other,
+        }
+    }
+}
+
+impl Renewal {
+    /// The reply of an engine whose inner functions report a refused renewal as [`Error::Lost`].
+    pub(crate) fn from_inner(reply: Result<Grant>) -> Result<Self> {
+        match reply {
+            Err(Error::Lost { reason: LossReason::Revoked, .. }) => Ok(Renewal::LastLease),
+            Err(Error::Lost { reason, .. }) => Ok(Renewal::Lost(reason)),
+            reply => reply.map(Renewal::Renewed),
+        }
+    }
+
+    /// The reverse of [`from_inner`](Renewal::from_inner).
+    pub(crate) fn into_inner(self, name: &Name) -> Result<Grant> {
+        match self {
+            Renewal::Renewed(grant) => Ok(grant),
+            Renewal::LastLease => Err(Error::lost(name, LossReason::Revoked)),
+            Renewal::Lost(reason) => Err(Error::lost(name, reason)),
+        }
+    }
+}
+
 /// A change to a held lock.
 #[derive(Clone, Debug)]
 pub enum Amend {
@@ -431,10 +540,22 @@ impl Scope {
 /// What an engine tells a client without being asked.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// This claim no longer holds its lock; with [`LossReason::Revoked`], its lease is the last.
+    /// This claim no longer holds its lock.
     Lost(ClaimId, LossReason),
+    /// An operator wants the lock of this claim back. Its running lease stands, and is the last.
+    LastLease(ClaimId),
     /// Whether this claim still holds is not known at the moment (a connection is down).
     Doubt(ClaimId),
+}
+
+impl Event {
+    /// The event for an engine that reports both kinds by a reason.
+    pub(crate) fn from_reason(id: ClaimId, reason: LossReason) -> Self {
+        match reason {
+            LossReason::Revoked => Event::LastLease(id),
+            reason => Event::Lost(id, reason),
+        }
+    }
 }
 
 /// All that is known of one name at one moment.
@@ -553,4 +674,25 @@ pub struct Capabilities {
     pub min_ttl: Duration,
     /// The longest ttl this engine can keep.
     pub max_ttl: Duration,
+}
+
+impl Capabilities {
+    /// An engine called `engine` that only has exclusive locks, and promises nothing that it need
+    /// not: all flags are `false`, a lease lasts from 100 milliseconds to a day. An engine outside
+    /// this crate starts from it and sets the fields that differ.
+    pub const fn new(engine: &'static str) -> Self {
+        Self {
+            engine,
+            shared: false,
+            permits: false,
+            cells: false,
+            sees_death: false,
+            pushes: false,
+            durable: false,
+            replicas: false,
+            session: None,
+            min_ttl: Duration::from_millis(100),
+            max_ttl: Duration::from_secs(86_400),
+        }
+    }
 }

@@ -18,7 +18,7 @@ use crate::clock::Moment;
 use crate::engine::{Amend, Claim, ClaimId, Grant, Mode};
 use crate::error::{Error, LossReason, Result};
 use crate::gate::{Gate, Pass, QueuedClaim, Turn};
-use crate::keeper::{KeptLease, LeaseCheck, NextStep};
+use crate::keeper::{KeptLease, LeaseCheck, LeaseReply, NextStep};
 use crate::name::Name;
 use crate::options::ResolvedOptions;
 use crate::report::report;
@@ -344,8 +344,9 @@ impl Hold {
     pub(crate) async fn confirm(&self) -> Result<()> {
         // The keeper does not wait long for a reply; the user who asks may.
         match self.client.retry(self.ttl, || self.check_lease()).await {
-            Ok(renewed) => self.on_confirmed(renewed),
-            Err(Error::Lost { reason, .. }) => self.on_refused(reason),
+            Ok(LeaseReply::Confirmed(renewed)) => self.on_confirmed(renewed),
+            Ok(LeaseReply::LastLease) => self.on_last_lease(),
+            Ok(LeaseReply::Lost(reason)) => self.on_lost(reason),
             Err(error) => {
                 self.on_unconfirmed(None);
                 return Err(error);
@@ -354,15 +355,14 @@ impl Hold {
         self.current().map(|_| ())
     }
 
-    /// Returns the grant if the lease was renewed, `None` if it was only looked up.
-    async fn check_lease(&self) -> Result<Option<Grant>> {
+    async fn check_lease(&self) -> Result<LeaseReply> {
         let (claim, grant) = self.current()?;
         let check = self.inner().next_check();
         match check {
-            LeaseCheck::LookUp => self.client.lease_of(&claim, &grant).await.map(|_| None),
+            LeaseCheck::LookUp => self.look_up(&claim, &grant).await,
             LeaseCheck::Renew => match self.client.engine.renew(&[(&claim, &grant)]).await.pop() {
-                Some(renewed) => renewed.map(Some),
-                None => Err(Error::NotHeld { name: self.name.clone() }),
+                Some(reply) => reply.map(LeaseReply::from),
+                None => Ok(LeaseReply::Lost(LossReason::Forgotten)),
             },
         }
     }
@@ -382,7 +382,7 @@ impl Hold {
                 Ok(())
             }
             Err(Error::Lost { reason, .. }) => {
-                self.on_refused(reason);
+                self.on_lost(reason);
                 Err(Error::lost(&self.name, reason))
             }
             Err(error) => Err(error),
@@ -421,8 +421,19 @@ impl KeptLease for Hold {
         self.ttl / 30
     }
 
-    fn look_up<'a>(&'a self, claim: &'a Claim, grant: &'a Grant) -> BoxFuture<'a, Result<Grant>> {
-        self.client.lease_of(claim, grant).boxed()
+    fn look_up<'a>(
+        &'a self,
+        claim: &'a Claim,
+        grant: &'a Grant,
+    ) -> BoxFuture<'a, Result<LeaseReply>> {
+        async move {
+            match self.client.lease_of(claim, grant).await {
+                Ok(_) => Ok(LeaseReply::Confirmed(None)),
+                Err(Error::Lost { reason, .. }) => Ok(LeaseReply::Lost(reason)),
+                Err(error) => Err(error),
+            }
+        }
+        .boxed()
     }
 
     fn on_confirmed(&self, renewed: Option<Grant>) {
@@ -447,13 +458,14 @@ impl KeptLease for Hold {
         }
     }
 
-    fn on_refused(&self, reason: LossReason) {
-        if reason != LossReason::Revoked {
-            return self.lose(reason, self.client.clock.now());
-        }
+    fn on_lost(&self, reason: LossReason) {
+        self.lose(reason, self.client.clock.now());
+    }
+
+    fn on_last_lease(&self) {
         let mut inner = self.inner();
         if !matches!(inner.phase, Phase::Over(_)) {
-            inner.phase = Phase::Ending(reason);
+            inner.phase = Phase::Ending(LossReason::Revoked);
             report!(
                 warn,
                 name = self.name,

@@ -22,13 +22,13 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, Moment};
-use crate::engine::{Claim, ClaimId, Engine, Event, Grant};
+use crate::engine::{Claim, ClaimId, Engine, Event, Grant, Renewal};
 use crate::error::{Error, LossReason, Result};
 use crate::fork;
 use crate::hash::FastMap;
 use crate::report::{self, report};
 use crate::sync;
-use crate::telemetry::{Renewal, Telemetry};
+use crate::telemetry::{RenewalOutcome, Telemetry};
 
 /// An idle loop pretends to have its next check this soon, so that short holds do not wake it.
 /// Shorter than any first check that matters.
@@ -53,7 +53,11 @@ pub(crate) trait KeptLease: std::fmt::Debug + Send + Sync {
     fn slack(&self) -> Duration;
 
     /// Asks the engine for the lease without renewing it.
-    fn look_up<'a>(&'a self, claim: &'a Claim, grant: &'a Grant) -> BoxFuture<'a, Result<Grant>>;
+    fn look_up<'a>(
+        &'a self,
+        claim: &'a Claim,
+        grant: &'a Grant,
+    ) -> BoxFuture<'a, Result<LeaseReply>>;
 
     /// The engine confirmed the lock; with a grant, it renewed the lease.
     fn on_confirmed(&self, renewed: Option<Grant>);
@@ -61,8 +65,11 @@ pub(crate) trait KeptLease: std::fmt::Debug + Send + Sync {
     /// The engine did not reply, or replied with an error that says nothing about the lock.
     fn on_unconfirmed(&self, error: Option<Error>);
 
-    /// The engine refused the renewal, or pushed a loss.
-    fn on_refused(&self, reason: LossReason);
+    /// The engine says that the lock is lost.
+    fn on_lost(&self, reason: LossReason);
+
+    /// The engine says that the running lease is the last.
+    fn on_last_lease(&self);
 
     /// Releases the lock; for closing.
     fn release(self: Arc<Self>) -> BoxFuture<'static, Result<()>>;
@@ -85,6 +92,26 @@ pub(crate) enum LeaseCheck {
     Renew,
     /// The lease is long enough, or must not be renewed.
     LookUp,
+}
+
+/// What the engine says about a lease.
+pub(crate) enum LeaseReply {
+    /// It stands; with a grant, it was renewed.
+    Confirmed(Option<Grant>),
+    /// It stands, and is not renewed any more.
+    LastLease,
+    /// It ended.
+    Lost(LossReason),
+}
+
+impl From<Renewal> for LeaseReply {
+    fn from(reply: Renewal) -> Self {
+        match reply {
+            Renewal::Renewed(grant) => LeaseReply::Confirmed(Some(grant)),
+            Renewal::LastLease => LeaseReply::LastLease,
+            Renewal::Lost(reason) => LeaseReply::Lost(reason),
+        }
+    }
 }
 
 /// The client's side of the keeper.
@@ -420,13 +447,13 @@ async fn renew(
         batch.iter().map(|entry| (&*entry.claim, &entry.grant)).collect();
     let replies = tokio::time::timeout(ttl / 6, engine.renew(&entries)).await;
     let mut replies = replies.unwrap_or_default().into_iter();
-    let mut outcomes: BTreeMap<Renewal, u64> = BTreeMap::new();
+    let mut outcomes: BTreeMap<RenewalOutcome, u64> = BTreeMap::new();
     for PendingCheck { lease, .. } in batch {
-        let reply = replies.next().map(|reply| reply.map(Some));
+        let reply = replies.next().map(|reply| reply.map(LeaseReply::from));
         let outcome = match &reply {
-            Some(Ok(_)) => Renewal::Renewed,
-            Some(Err(Error::Lost { .. })) => Renewal::Lost,
-            _ => Renewal::Failed,
+            Some(Ok(LeaseReply::Confirmed(_))) => RenewalOutcome::Renewed,
+            Some(Ok(LeaseReply::LastLease | LeaseReply::Lost(_))) => RenewalOutcome::Lost,
+            Some(Err(_)) | None => RenewalOutcome::Failed,
         };
         *outcomes.entry(outcome).or_default() += 1;
         on_reply(shared, &*lease, sent, ttl, reply);
@@ -439,7 +466,6 @@ async fn look_up(shared: Arc<KeeperShared>, pending: PendingCheck) {
     let PendingCheck { lease, claim, grant } = pending;
     let sent = shared.clock.now();
     let reply = tokio::time::timeout(claim.ttl / 6, lease.look_up(&claim, &grant)).await.ok();
-    let reply = reply.map(|found| found.map(|_| None));
     on_reply(&shared, &*lease, sent, claim.ttl, reply);
 }
 
@@ -449,15 +475,19 @@ fn on_reply(
     lease: &dyn KeptLease,
     sent: Moment,
     ttl: Duration,
-    reply: Option<Result<Option<Grant>>>,
+    reply: Option<Result<LeaseReply>>,
 ) {
     let next_check = match reply {
-        Some(Ok(renewed)) => {
+        Some(Ok(LeaseReply::Confirmed(renewed))) => {
             lease.on_confirmed(renewed);
             lease.next_check_at(sent)
         }
-        Some(Err(Error::Lost { reason, .. })) => {
-            lease.on_refused(reason);
+        Some(Ok(LeaseReply::LastLease)) => {
+            lease.on_last_lease();
+            shared.clock.now()
+        }
+        Some(Ok(LeaseReply::Lost(reason))) => {
+            lease.on_lost(reason);
             shared.clock.now()
         }
         unclear => {
@@ -469,14 +499,12 @@ fn on_reply(
 }
 
 fn on_event(shared: &KeeperShared, event: Event) {
-    let (id, reason) = match event {
-        Event::Lost(id, reason) => (id, Some(reason)),
-        Event::Doubt(id) => (id, None),
-    };
+    let (Event::Lost(id, _) | Event::LastLease(id) | Event::Doubt(id)) = event;
     let lease = shared.schedule().leases.get(&id).map(|(_, lease)| lease.clone());
-    match (lease, reason) {
-        (Some(lease), Some(reason)) => lease.on_refused(reason),
-        (Some(lease), None) => lease.on_unconfirmed(None),
-        (None, _) => {}
+    let Some(lease) = lease else { return };
+    match event {
+        Event::Lost(_, reason) => lease.on_lost(reason),
+        Event::LastLease(_) => lease.on_last_lease(),
+        Event::Doubt(_) => lease.on_unconfirmed(None),
     }
 }

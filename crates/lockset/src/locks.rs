@@ -9,7 +9,6 @@ use crate::acquire::LockRequest;
 use crate::attach;
 use crate::barrier::Barrier;
 use crate::client::{Client, Settings};
-use crate::clock::Clock;
 use crate::election::Election;
 use crate::engine::{Break, Capabilities, Engine, Holder, LockState, Mode, Scope};
 use crate::error::{Error, Result};
@@ -44,13 +43,12 @@ pub struct Lockset {
 }
 
 impl Lockset {
-    /// Locks on an engine made elsewhere, judged by `clock`: for tests on virtual time, and for
-    /// engines of your own.
+    /// Locks on an engine made elsewhere: for tests on virtual time, and for engines of your own.
     ///
     /// # Errors
     /// [`Error::Unreachable`] if the keeper's thread cannot be started.
-    pub fn with_engine(engine: Arc<dyn Engine>, clock: Clock) -> Result<Self> {
-        let keeper = Keeper::new(clock)?;
+    pub fn with_engine(engine: Arc<dyn Engine>) -> Result<Self> {
+        let keeper = Keeper::new(engine.clock())?;
         Ok(Self::from_client(Client::new(engine, keeper, Settings::default())))
     }
 

@@ -45,7 +45,7 @@ pub(crate) enum Outcome {
 
 /// How a renewal ended.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Renewal {
+pub(crate) enum RenewalOutcome {
     Renewed,
     Failed,
     Lost,
@@ -93,7 +93,7 @@ impl Telemetry {
     }
 
     /// So many renewals ended like this.
-    pub(crate) fn renewals(&self, outcome: Renewal, count: u64) {
+    pub(crate) fn renewals(&self, outcome: RenewalOutcome, count: u64) {
         let renewals = self.renewals[outcome as usize].clone();
         report::emit(move || renewals.increment(count));
     }

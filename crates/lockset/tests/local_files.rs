@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt, StreamExt};
 use lockset::engine::local::{Local, LocalOptions};
-use lockset::engine::{Amend, Claim, ClaimId, Engine, Event, Grant, Mode, Version, Wait};
+use lockset::engine::{Amend, Claim, ClaimId, Engine, Event, Grant, Mode, Renewal, Version, Wait};
 use lockset::{Error, LossReason, Note, Token};
 
 /// Well below the safety net of a second: whoever is this fast was told.
@@ -39,7 +39,8 @@ fn claim(ttl: Duration) -> Claim {
 
 async fn hold(engine: &Local, ttl: Duration) -> (Claim, Grant) {
     let claim = claim(ttl);
-    let grant = engine.acquire(&claim, Wait::No).await.unwrap().expect("the lock is free");
+    let grant =
+        engine.acquire(&claim, Wait::No).await.unwrap().granted().expect("the lock is free");
     (claim, grant)
 }
 
@@ -133,11 +134,11 @@ async fn a_deleted_or_replaced_file_is_an_error_at_the_next_operation() {
         // Who opens the file now may be granted the same lock, so ours can no longer be trusted.
         let note = Amend::Note(Note::default());
         let to = Token::new(grant.token.get() + 1);
-        for lost in [
-            engine.renew(&[(&claim, &grant)]).await.remove(0),
-            engine.amend(&claim, &grant, note).await,
-            engine.raise(&claim, &grant, to).await,
-        ] {
+        let renewed = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+        assert_eq!(renewed, Renewal::Lost(LossReason::Forgotten));
+        for lost in
+            [engine.amend(&claim, &grant, note).await, engine.raise(&claim, &grant, to).await]
+        {
             assert!(matches!(lost, Err(Error::Lost { reason: LossReason::Forgotten, .. })));
         }
         let released = engine.release(&claim, &grant, None).await;
@@ -289,7 +290,7 @@ async fn a_waiter_whose_death_cannot_be_detected_is_skipped_after_a_minute() {
     tokio::time::timeout(Duration::from_secs(2), &mut waiting).await.unwrap_err();
     engine.release(&held, &grant, None).await.unwrap();
     let released = Instant::now();
-    assert!(waiting.await.unwrap().is_some());
+    assert!(waiting.await.unwrap().granted().is_some());
     assert!(released.elapsed() < AT_ONCE, "{:?}", released.elapsed());
 }
 
@@ -372,7 +373,7 @@ async fn a_full_disk_is_reported_and_loses_nothing() {
     assert!(error.to_string().contains("is full; free some space"), "{error}");
     assert!(error.is_retryable());
     std::fs::remove_file(&ballast).unwrap();
-    let renewed = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+    let renewed = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap().renewed().unwrap();
     assert_eq!(renewed.token, grant.token);
     engine.release(&claim, &renewed, None).await.unwrap();
     hold(&engine, LONG).await;
@@ -398,7 +399,7 @@ fn in_another_process() {
             assert!(futures_util::poll!(&mut acquire).is_pending());
             println!("\nwaits");
         }
-        assert!(acquire.await.unwrap().is_some());
+        assert!(acquire.await.unwrap().granted().is_some());
         println!("\nholds");
         // Until it is killed.
         std::future::pending::<()>().await;
@@ -474,7 +475,7 @@ async fn a_waiter_succeeds_a_killed_holder_at_once() {
     // Not waited for, so it becomes a zombie: its parent may never care.
     other.child.kill().unwrap();
     let killed = Instant::now();
-    assert!(waiting.await.unwrap().is_some());
+    assert!(waiting.await.unwrap().granted().is_some());
     assert!(killed.elapsed() < AT_ONCE, "{:?}", killed.elapsed());
 }
 
@@ -483,7 +484,7 @@ async fn try_lock_succeeds_a_killed_holder_at_once() {
     let (_folder, path) = scratch();
     let engine = open(&path).unwrap();
     let mut other = Other::holding(&path, LONG, &[]);
-    assert!(engine.acquire(&claim(LONG), Wait::No).await.unwrap().is_none());
+    assert!(engine.acquire(&claim(LONG), Wait::No).await.unwrap().granted().is_none());
     other.kill();
     assert!(engine.list(&"".parse().unwrap()).await.unwrap().is_empty(), "nobody holds it");
     hold(&engine, LONG).await;
@@ -530,7 +531,7 @@ async fn a_killed_waiter_delays_nobody() {
     other.kill();
     engine.release(&held, &grant, None).await.unwrap();
     let released = Instant::now();
-    assert!(waiting.await.unwrap().is_some());
+    assert!(waiting.await.unwrap().granted().is_some());
     assert!(released.elapsed() < AT_ONCE, "{:?}", released.elapsed());
 }
 
@@ -556,9 +557,9 @@ async fn a_holder_in_another_pid_namespace_keeps_its_lease() {
     let mut other = Other::holding(&path, lease, &elsewhere);
     let granted = Instant::now();
     other.kill();
-    assert!(engine.acquire(&claim(LONG), Wait::No).await.unwrap().is_none());
+    assert!(engine.acquire(&claim(LONG), Wait::No).await.unwrap().granted().is_none());
     let claim = claim(LONG);
-    assert!(engine.acquire(&claim, Wait::Forever).await.unwrap().is_some());
+    assert!(engine.acquire(&claim, Wait::Forever).await.unwrap().granted().is_some());
     assert!(before.elapsed() >= lease, "not before its lease ends: {:?}", before.elapsed());
     assert!(granted.elapsed() < lease + AT_ONCE, "and then at once: {:?}", granted.elapsed());
 }
@@ -571,11 +572,11 @@ async fn a_process_in_another_time_namespace_is_not_taken_for_dead() {
     let engine = open(&path).unwrap();
     let elsewhere = ["unshare", "--time", "--boottime", "100000", "--fork", "--kill-child"];
     let mut other = Other::holding(&path, LONG, &elsewhere);
-    assert!(engine.acquire(&claim(LONG), Wait::No).await.unwrap().is_none());
+    assert!(engine.acquire(&claim(LONG), Wait::No).await.unwrap().granted().is_none());
     other.kill();
     let claim = claim(LONG);
     let next = tokio::time::timeout(AT_ONCE, engine.acquire(&claim, Wait::Forever)).await;
-    let grant = next.expect("its death is seen").unwrap().unwrap();
+    let grant = next.expect("its death is seen").unwrap().granted().unwrap();
     let mut other = Other::start(&path, LONG, &elsewhere, &[("LOCKSET_TEST_WAITS", "1")]);
     other.says("waits");
     engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
@@ -609,7 +610,7 @@ async fn a_forked_child_holds_nothing_and_touches_nothing() {
     assert!(futures_util::poll!(&mut waiting).is_pending());
     second.release(&claim, &grant, None).await.unwrap();
     let released = Instant::now();
-    assert!(waiting.await.unwrap().is_some());
+    assert!(waiting.await.unwrap().granted().is_some());
     assert!(released.elapsed() < AT_ONCE, "{:?}", released.elapsed());
 }
 

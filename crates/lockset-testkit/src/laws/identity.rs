@@ -1,6 +1,6 @@
 //! The id and the token of a claim decide at the backend what a request may do.
 
-use lockset::engine::{Claim, ClaimId, Engine, Grant, Wait};
+use lockset::engine::{Admission, Claim, ClaimId, Engine, Grant, Renewal, Wait};
 use lockset::{Error, LossReason, Result, Token};
 
 use crate::law_support::{
@@ -23,7 +23,7 @@ pub async fn a_release_by_another_claim_does_nothing(stage: &dyn Stage, kind: Lo
     other.withdraw(&stranger).await.unwrap();
     let seen = locks.inspect("own").await.unwrap();
     assert_eq!(seen.holders.len(), 1, "a stranger released it: {seen:?}");
-    renewed(&*engine, &ours, &grant).await.expect("the holder still holds");
+    expect_renewed(&*engine, &ours, &grant, "the holder still holds").await;
 
     // With another token it is not held either. (The engine may still remove what has this id: it
     // is not in use, since a client never exchanges one token of a claim for another.)
@@ -43,12 +43,13 @@ pub async fn a_renewal_needs_id_and_token(stage: &dyn Stage, kind: LockKind) {
         [("another id", &stranger, grant.clone()), ("another token", &ours, wrong(&grant))]
     {
         let answer = renewed(&*engine, claim, &grant).await;
-        let lost = matches!(answer, Err(Error::Lost { reason: LossReason::Forgotten, .. }));
-        assert!(lost, "{what} was renewed: {answer:?}");
+        let lost = Renewal::Lost(LossReason::Forgotten);
+        assert_eq!(answer.unwrap(), lost, "{what} was renewed");
     }
     let both = engine.renew(&[(&stranger, &grant), (&ours, &grant)]).await;
-    assert!(matches!(&both[..], [Err(_), Ok(_)]), "a batch is answered in its order: {both:?}");
-    renewed(&*engine, &ours, &grant).await.expect("id and token are right");
+    let in_order = matches!(&both[..], [Ok(Renewal::Lost(_)), Ok(Renewal::Renewed(_))]);
+    assert!(in_order, "a batch is answered in its order: {both:?}");
+    expect_renewed(&*engine, &ours, &grant, "id and token are right").await;
 }
 
 /// Releasing and withdrawing may be repeated, also after another claim has acquired the lock.
@@ -96,7 +97,7 @@ pub async fn a_repeated_acquire_changes_nothing(stage: &dyn Stage, kind: LockKin
     assert_eq!((seen.holders.len(), seen.waiters.len()), (1, 1), "{seen:?}");
     engine.release(&ours, &grant, None).await.unwrap();
     let next = soon(stage, "it is granted", engine.acquire(&waiting, Wait::Forever)).await;
-    assert!(next.unwrap().expect("it waits for ever").token > grant.token);
+    assert!(next.unwrap().granted().expect("it waits for ever").token > grant.token);
 }
 
 /// A held lock is adopted by one other claim at most, which keeps the token. The first claim no
@@ -114,23 +115,26 @@ pub async fn a_lock_is_adopted_once(stage: &dyn Stage, kind: LockKind) {
         assert!(matches!(answer, Err(Error::Lost { .. })), "passed on twice: {answer:?}");
     }
     let answer = renewed(&*other, &first, &grant).await;
-    assert!(matches!(answer, Err(Error::Lost { .. })), "the first one was renewed: {answer:?}");
+    assert!(matches!(answer, Ok(Renewal::Lost(_))), "the first one was renewed: {answer:?}");
     let answer = other.acquire(&first, Wait::No).await;
-    assert!(!matches!(answer, Ok(Some(_))), "the first one was granted again: {answer:?}");
+    assert!(
+        !matches!(answer, Ok(Admission::Granted(_))),
+        "the first one was granted again: {answer:?}"
+    );
     // Neither its old client nor another can end what is no longer its own.
     for engine in [&engine, &other] {
         let answer = engine.release(&first, &grant, None).await;
         assert!(matches!(answer, Err(Error::NotHeld { .. })), "released by the first: {answer:?}");
         engine.withdraw(&first).await.unwrap();
     }
-    renewed(&*other, &successor, &adopted).await.expect("its successor holds");
+    expect_renewed(&*other, &successor, &adopted, "its successor holds").await;
 
     other.withdraw(&late).await.unwrap();
     let answer = other.adopt(&successor, &adopted, &late).await;
     assert!(matches!(answer, Err(Error::NotHeld { .. })), "to a withdrawn claim: {answer:?}");
     other.release(&successor, &adopted, None).await.unwrap();
     let answer = other.acquire(&first, Wait::No).await;
-    assert!(!matches!(answer, Ok(Some(_))), "the first one came back: {answer:?}");
+    assert!(!matches!(answer, Ok(Admission::Granted(_))), "the first one came back: {answer:?}");
     expect_free_soon(stage, &locks, "baton").await;
 }
 
@@ -147,7 +151,7 @@ pub async fn a_withdrawn_claim_stays_withdrawn(stage: &dyn Stage, kind: LockKind
     for withdrawn in [&never_seen, &held] {
         for wait in [Wait::No, Wait::Forever] {
             let late = soon(stage, "an answer", engine.acquire(withdrawn, wait)).await;
-            assert!(matches!(late, Err(Error::NotHeld { .. })), "it came back: {late:?}");
+            assert!(matches!(late, Ok(Admission::Forgotten)), "it came back: {late:?}");
         }
     }
     // A late release does not enqueue it as the next claim either.
@@ -166,11 +170,16 @@ pub async fn a_withdrawn_claim_stays_withdrawn(stage: &dyn Stage, kind: LockKind
 }
 
 async fn taken(engine: &dyn Engine, claim: &Claim) -> Grant {
-    engine.acquire(claim, Wait::No).await.unwrap().expect("it is free, or ours")
+    engine.acquire(claim, Wait::No).await.unwrap().granted().expect("it is free, or ours")
 }
 
-async fn renewed(engine: &dyn Engine, claim: &Claim, grant: &Grant) -> Result<Grant> {
+async fn renewed(engine: &dyn Engine, claim: &Claim, grant: &Grant) -> Result<Renewal> {
     engine.renew(&[(claim, grant)]).await.pop().expect("one answer to one question")
+}
+
+async fn expect_renewed(engine: &dyn Engine, claim: &Claim, grant: &Grant, what: &str) {
+    let reply = renewed(engine, claim, grant).await;
+    assert!(matches!(reply, Ok(Renewal::Renewed(_))), "{what}: {reply:?}");
 }
 
 fn wrong(grant: &Grant) -> Grant {

@@ -47,7 +47,7 @@ pub async fn watch_reports_every_change(stage: &dyn Stage, kind: LockKind) {
     // A lease that ends while another claim waits: two changes without any request.
     let engine = stage.engine().await;
     let left = claim(stage, "seen/it", kind.mode());
-    let grant = engine.acquire(&left, Wait::No).await.unwrap().expect("it is free");
+    let grant = engine.acquire(&left, Wait::No).await.unwrap().granted().expect("it is free");
     until(short, "the bare grant", &held_by(grant.token)).await;
     queue.join(2, &kind.new_lock(&theirs, "seen/it", options(stage)));
     // Watched all the time: a look afterwards would see the change in any case.

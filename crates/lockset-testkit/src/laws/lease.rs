@@ -37,7 +37,7 @@ pub async fn a_fixed_lease_ends_by_itself(stage: &dyn Stage, kind: LockKind) {
 
     // Without a guard, because a guard would also withdraw the claim when its lease ends.
     let fixed = Claim { fixed: true, ..claim(stage, "bare", kind.mode()) };
-    let grant = engine.acquire(&fixed, Wait::No).await.unwrap().expect("it is free");
+    let grant = engine.acquire(&fixed, Wait::No).await.unwrap().granted().expect("it is free");
     let granted = clock.now();
     assert!(grant.valid_until <= granted + ttl, "it promises more than its ttl");
     assert!(grant.valid_until > granted + ttl / 2, "it promises much less than its ttl");

@@ -1,6 +1,6 @@
 //! The order in which waiters are served.
 
-use lockset::engine::{Grant, Wait};
+use lockset::engine::{Admission, Grant, Wait};
 use lockset::{Lockset, Mode, Result};
 
 use crate::law_support::{
@@ -82,15 +82,15 @@ pub async fn a_release_can_enqueue_the_next_claim(stage: &dyn Stage) {
     assert!(at_once.is_none(), "the next came before who waited: {at_once:?}");
     theirs.release(&second, &granted(waited), None).await.unwrap();
     let taken = theirs.acquire(&late, Wait::No).await.unwrap();
-    assert!(taken.is_none(), "somebody who came later was before the next");
+    assert!(taken.granted().is_none(), "somebody who came later was before the next");
     let served = soon(stage, "the next is served", ours.acquire(&next, Wait::Forever)).await;
     let grant = granted(served);
     ours.release(&next, &grant, None).await.unwrap();
     expect_free_soon(stage, &locks, "along").await;
 }
 
-fn granted(answer: Result<Option<Grant>>) -> Grant {
-    answer.unwrap().expect("it is granted")
+fn granted(answer: Result<Admission>) -> Grant {
+    answer.unwrap().granted().expect("it is granted")
 }
 
 /// Of several waiters a release admits one, and the others go on waiting.

@@ -27,7 +27,8 @@ pub async fn tokens_only_grow(stage: &dyn Stage, kind: LockKind) {
         next.release().await.unwrap();
     }
     let left = claim(stage, "growing", kind.mode());
-    let grant = stage.engine().await.acquire(&left, Wait::No).await.unwrap().expect("it is free");
+    let grant =
+        stage.engine().await.acquire(&left, Wait::No).await.unwrap().granted().expect("it is free");
     seen.push(grant.token);
     let limit = expiry_limit(stage);
     let last = within(limit, "a lease ends", locks[0].lock()).await.unwrap();
@@ -72,7 +73,7 @@ pub async fn a_token_floor_is_exact(stage: &dyn Stage) {
 pub async fn raise_lifts_the_fence_and_never_lowers_it(stage: &dyn Stage) {
     let engine = stage.engine().await;
     let claim = claim(stage, "floor", LockKind::Mutex.mode());
-    let first = engine.acquire(&claim, Wait::No).await.unwrap().expect("it is free");
+    let first = engine.acquire(&claim, Wait::No).await.unwrap().granted().expect("it is free");
     let above = Token::new(first.token.get() + 10);
     let raised = engine.raise(&claim, &first, above).await.unwrap();
     assert_eq!(raised.token, above);
@@ -91,11 +92,16 @@ pub async fn raise_lifts_the_fence_and_never_lowers_it(stage: &dyn Stage) {
 async fn granted_above(stage: &dyn Stage, engine: &dyn Engine, floor: Option<u64>) -> u64 {
     let claim =
         Claim { floor: floor.map(Token::new), ..claim(stage, "floor", LockKind::Mutex.mode()) };
-    let grant = engine.acquire(&claim, Wait::No).await.unwrap().expect("it is free");
+    let grant = engine.acquire(&claim, Wait::No).await.unwrap().granted().expect("it is free");
     engine.release(&claim, &grant, None).await.unwrap();
     grant.token.get()
 }
 
 async fn renews(engine: &dyn Engine, claim: &Claim, grant: &Grant) -> bool {
-    engine.renew(&[(claim, grant)]).await.pop().expect("one answer").is_ok()
+    engine
+        .renew(&[(claim, grant)])
+        .await
+        .pop()
+        .expect("one answer")
+        .is_ok_and(|reply| reply.renewed().is_some())
 }

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use lockset::engine::{
-    Amend, Capabilities, Claim, ClaimId, Engine, Event, Grant, Scope, Swap, Version, Wait, drift,
-    trusted_until,
+    Admission, Amend, Capabilities, Claim, ClaimId, Engine, Event, Grant, Renewal, Scope, Swap,
+    Version, Wait, drift, trusted_until,
 };
 use lockset::{
     Break, Error, Holder, LockState, LossReason, Mode, Name, Note, Prefix, Result, Token,
@@ -55,11 +55,11 @@ impl Layer for RenamesClaims {
         &self.inner
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.inner.acquire(&self.inner_claim(claim), wait).await
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         renew_each(batch, |claim, grant| async {
             self.inner.renew(&[(&self.inner_claim(claim), grant)]).await.remove(0)
         })
@@ -84,9 +84,9 @@ impl Layer for RenamesClaims {
 async fn renew_each<'a, F>(
     batch: &[(&'a Claim, &'a Grant)],
     renew: impl Fn(&'a Claim, &'a Grant) -> F,
-) -> Vec<Result<Grant>>
+) -> Vec<Result<Renewal>>
 where
-    F: Future<Output = Result<Grant>>,
+    F: Future<Output = Result<Renewal>>,
 {
     let mut replies = Vec::new();
     for (claim, grant) in batch {
@@ -120,15 +120,15 @@ impl Layer for AlteredLeases {
         &self.inner
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let granted = self.inner.acquire(&self.inner_claim(claim), wait).await?;
         Ok(granted.map(|grant| self.reported(claim, grant)))
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         renew_each(batch, |claim, grant| async {
             let renewed = self.inner.renew(&[(&self.inner_claim(claim), grant)]).await.remove(0)?;
-            Ok(self.reported(claim, renewed))
+            Ok(renewed.map(|renewed| self.reported(claim, renewed)))
         })
         .await
     }
@@ -203,7 +203,7 @@ impl BorrowedGrants {
         &self,
         inner: &Arc<dyn Engine>,
         batch: &[(&Claim, &Grant)],
-    ) -> Vec<Result<Grant>> {
+    ) -> Vec<Result<Renewal>> {
         renew_each(batch, |claim, grant| async {
             inner.renew(&[(&self.by(claim), grant)]).await.remove(0)
         })
@@ -221,7 +221,7 @@ impl Layer for ServesLastFirst {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         if wait == Wait::No {
             return self.0.acquire(claim, wait).await;
         }
@@ -229,7 +229,10 @@ impl Layer for ServesLastFirst {
         self.1.0.lock().unwrap().waiting.push((claim.id, sender));
         tokio::select! {
             granted = self.0.acquire(claim, wait) => {
-                let Some(grant) = granted? else { return Ok(None) };
+                let grant = match granted? {
+                    Admission::Granted(grant) => grant,
+                    other => return Ok(other),
+                };
                 let last = self.1.0.lock().unwrap().waiting.pop();
                 // Every waiter has an entry, and these laws cancel none.
                 let (_, last) = last.unwrap();
@@ -238,15 +241,15 @@ impl Layer for ServesLastFirst {
             by = &mut served => {
                 let (by, grant) = by.unwrap();
                 self.1.swap(claim, by);
-                return Ok(Some(grant));
+                return Ok(Admission::Granted(grant));
             }
         }
         let (by, grant) = served.await.unwrap();
         self.1.swap(claim, by);
-        Ok(Some(grant))
+        Ok(Admission::Granted(grant))
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         self.1.renew(&self.0, batch).await
     }
 
@@ -270,7 +273,7 @@ impl Layer for PrefersOwnProcess {
         &self.0
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         self.1.renew(&self.0, batch).await
     }
 
@@ -298,7 +301,7 @@ impl Layer for AdmitsTwo {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let (sender, served) = oneshot::channel();
         self.1.0.lock().unwrap().waiting.push((claim.id, sender));
         tokio::select! {
@@ -307,7 +310,7 @@ impl Layer for AdmitsTwo {
                 self.1.0.lock().unwrap().waiting.retain(|(id, _)| *id != claim.id);
                 granted
             }
-            Ok((_, grant)) = served => Ok(Some(grant)),
+            Ok((_, grant)) = served => Ok(Admission::Granted(grant)),
         }
     }
 
@@ -339,9 +342,10 @@ impl Layer for RenewsNothing {
         &self.0
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let later = |(claim, grant): &(&Claim, &Grant)| {
-            Ok(Grant { valid_until: grant.valid_until + claim.ttl / 2, ..(*grant).clone() })
+            let valid_until = grant.valid_until + claim.ttl / 2;
+            Ok(Renewal::Renewed(Grant { valid_until, ..(*grant).clone() }))
         };
         batch.iter().map(later).collect()
     }
@@ -398,15 +402,15 @@ impl Layer for RenewsById {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let granted = self.0.acquire(claim, wait).await?;
-        if let Some(grant) = &granted {
+        if let Admission::Granted(grant) = &granted {
             self.1.lock().unwrap().insert(claim.id, grant.token);
         }
         Ok(granted)
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         renew_each(batch, |claim, grant| async {
             let known = self.1.lock().unwrap().get(&claim.id).copied();
             let grant = Grant { token: known.unwrap_or(grant.token), ..grant.clone() };
@@ -426,14 +430,17 @@ impl Layer for GrantsAgain {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        let Some(grant) = self.0.acquire(claim, wait).await? else { return Ok(None) };
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
+        let grant = match self.0.acquire(claim, wait).await? {
+            Admission::Granted(grant) => grant,
+            other => return Ok(other),
+        };
         let first = self.1.lock().unwrap().insert(claim.id, grant.token).is_none();
         if first {
-            return Ok(Some(grant));
+            return Ok(Admission::Granted(grant));
         }
         let token = Token::new(grant.token.get() + 1);
-        self.0.raise(claim, &grant, token).await.map(Some)
+        self.0.raise(claim, &grant, token).await.map(Admission::Granted)
     }
 }
 
@@ -450,7 +457,7 @@ impl Layer for ForgetsWithdrawals {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let mut claim = claim.clone();
         if self.1.lock().unwrap().contains(&claim.id) {
             claim.id = ClaimId::random();
@@ -486,16 +493,16 @@ impl Layer for SameTokenForAll {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let granted = self.0.acquire(claim, wait).await?;
         Ok(granted.map(|grant| self.reported(claim, grant)))
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         renew_each(batch, |claim, grant| async {
             let grant = self.inner_grant(claim, grant);
             let renewed = self.0.renew(&[(claim, &grant)]).await.remove(0)?;
-            Ok(self.reported(claim, renewed))
+            Ok(renewed.map(|renewed| self.reported(claim, renewed)))
         })
         .await
     }
@@ -527,7 +534,7 @@ impl Layer for RestartsTokens {
         can
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let claim = Claim { floor: Some(Token::new(1)), ..claim.clone() };
         self.0.acquire(&claim, wait).await
     }
@@ -543,7 +550,7 @@ impl Layer for IgnoresFloors {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.0.acquire(&Claim { floor: None, ..claim.clone() }, wait).await
     }
 }
@@ -591,15 +598,15 @@ impl Layer for OverpromisesLeases {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let granted = self.0.acquire(claim, wait).await?;
         Ok(granted.map(|grant| with_extra_ttl(claim, grant)))
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         renew_each(batch, |claim, grant| async {
             let renewed = self.0.renew(&[(claim, grant)]).await.remove(0)?;
-            Ok(with_extra_ttl(claim, renewed))
+            Ok(renewed.map(|renewed| with_extra_ttl(claim, renewed)))
         })
         .await
     }
@@ -615,7 +622,7 @@ impl Layer for ReportsGrantLate {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let granted = self.0.acquire(claim, wait).await?;
         tokio::time::sleep(claim.ttl).await;
         Ok(granted.map(|grant| with_extra_ttl(claim, grant)))
@@ -648,17 +655,15 @@ impl Layer for ForgetsSilentClients {
         &self.inner
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.was_silent(claim.ttl);
         self.inner.acquire(claim, wait).await
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         renew_each(batch, |claim, grant| async {
             match self.was_silent(claim.ttl) {
-                true => {
-                    Err(Error::Lost { name: claim.name.clone(), reason: LossReason::Forgotten })
-                }
+                true => Ok(Renewal::Lost(LossReason::Forgotten)),
                 false => self.inner.renew(&[(claim, grant)]).await.remove(0),
             }
         })
@@ -676,7 +681,7 @@ impl Layer for OverpromisesFixedLeases {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let granted = self.0.acquire(claim, wait).await?;
         Ok(granted.map(|grant| match claim.fixed {
             true => with_extra_ttl(claim, with_extra_ttl(claim, grant)),
@@ -753,12 +758,12 @@ impl Layer for KeepsTimedOutWaiters {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let Wait::Until(_) = wait else { return self.0.acquire(claim, wait).await };
         let patience = tokio::time::sleep(claim.ttl / 32);
         tokio::select! {
             granted = self.0.acquire(claim, Wait::Forever) => granted,
-            () = patience => Ok(None),
+            () = patience => Ok(Admission::NotInTime),
         }
     }
 }
@@ -799,7 +804,7 @@ impl Layer for TreatsReadersAsWriters {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.0.acquire(&Claim { mode: Mode::Exclusive, ..claim.clone() }, wait).await
     }
 }
@@ -814,7 +819,7 @@ impl Layer for TreatsWritersAsReaders {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.0.acquire(&Claim { mode: Mode::Shared, ..claim.clone() }, wait).await
     }
 }
@@ -829,7 +834,7 @@ impl Layer for ReadersJumpQueue {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         jump_queue(&*self.0, claim, wait, claim.mode == Mode::Shared).await
     }
 }
@@ -844,7 +849,7 @@ impl Layer for SmallRequestsJumpQueue {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let small = matches!(claim.mode, Mode::Permits { take: 1, .. });
         jump_queue(&*self.0, claim, wait, small).await
     }
@@ -855,9 +860,9 @@ async fn jump_queue(
     claim: &Claim,
     wait: Wait,
     may_pass: bool,
-) -> Result<Option<Grant>> {
+) -> Result<Admission> {
     let granted = inner.acquire(claim, wait).await?;
-    if granted.is_some() || !may_pass {
+    if granted != Admission::NotInTime || !may_pass {
         return Ok(granted);
     }
     let aside = Claim { name: own_name(claim).parse()?, ..claim.clone() };
@@ -889,7 +894,7 @@ impl Layer for CountsClaims {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let mut claim = claim.clone();
         if let Mode::Permits { take, .. } = &mut claim.mode {
             *take = 1;
@@ -925,12 +930,10 @@ impl Layer for WakesForOneHolderOnly {
         &self.inner
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let awaited = (self.which)(&self.held.borrow()).copied();
         let granted = match self.inner.acquire(claim, Wait::No).await? {
-            Some(grant) => Some(grant),
-            None if wait == Wait::No => None,
-            None => {
+            Admission::NotInTime if wait != Wait::No => {
                 let granted = self.inner.acquire(claim, wait).await?;
                 let mut held = self.held.subscribe();
                 let left = |held: &Vec<ClaimId>| awaited.is_none_or(|one| !held.contains(&one));
@@ -938,8 +941,9 @@ impl Layer for WakesForOneHolderOnly {
                 held.wait_for(left).await.unwrap();
                 granted
             }
+            granted => granted,
         };
-        if granted.is_some() {
+        if let Admission::Granted(_) = granted {
             self.held.send_modify(|held| held.push(claim.id));
         }
         Ok(granted)
@@ -972,7 +976,7 @@ impl Layer for HangsOnReaders {
         can
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         match claim.mode {
             Mode::Shared => std::future::pending().await,
             _ => self.0.acquire(claim, wait).await,
@@ -999,20 +1003,17 @@ impl Layer for RenewsOwnClaimsOnly {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.1.lock().unwrap().insert(claim.id);
         self.0.acquire(claim, wait).await
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         renew_each(batch, |claim, grant| async {
             let ours = self.1.lock().unwrap().contains(&claim.id);
             match ours {
                 true => self.0.renew(&[(claim, grant)]).await.remove(0),
-                false => {
-                    let reason = LossReason::Forgotten;
-                    Err(Error::Lost { name: claim.name.clone(), reason })
-                }
+                false => Ok(Renewal::Lost(LossReason::Forgotten)),
             }
         })
         .await
@@ -1029,7 +1030,7 @@ impl Layer for AdoptsRepeatedly {
         &self.0
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         self.1.renew(&self.0, batch).await
     }
 
@@ -1055,7 +1056,7 @@ impl Layer for ReportsOwnClaimsOnly {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.1.lock().unwrap().insert(claim.id);
         self.0.acquire(claim, wait).await
     }
@@ -1063,7 +1064,7 @@ impl Layer for ReportsOwnClaimsOnly {
     fn events(&self) -> BoxStream<'static, Event> {
         let own = self.1.clone();
         let is_own = move |signal: &Event| {
-            let (Event::Lost(id, _) | Event::Doubt(id)) = signal;
+            let (Event::Lost(id, _) | Event::LastLease(id) | Event::Doubt(id)) = signal;
             std::future::ready(own.lock().unwrap().contains(id))
         };
         self.0.events().filter(is_own).boxed()
@@ -1094,7 +1095,7 @@ impl Layer for LosesNotes {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.0.acquire(&Claim { note: Note::default(), ..claim.clone() }, wait).await
     }
 }
@@ -1192,12 +1193,12 @@ impl Layer for ReportsSilenceAsBusy {
         &self.0
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let Wait::Until(_) = wait else { return self.0.acquire(claim, wait).await };
         tokio::select! {
             granted = self.0.acquire(claim, wait) => granted,
             // The timeout that its law gives.
-            () = tokio::time::sleep(claim.ttl / 4) => Ok(None),
+            () = tokio::time::sleep(claim.ttl / 4) => Ok(Admission::NotInTime),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use lockset::clock::{Clock, Moment};
-use lockset::engine::{Claim, ClaimId, Engine, Grant, Wait, drift};
+use lockset::engine::{Admission, Claim, ClaimId, Engine, Grant, Renewal, Wait, drift};
 use lockset::{Error, LossReason, Result, Token};
 
 use crate::layer::{Layer, Layered};
@@ -111,27 +111,25 @@ impl Flawed {
         own.and_then(|holder| holder.token)
     }
 
-    async fn extend(&self, claim: &Claim, grant: &Grant) -> Result<Grant> {
+    async fn extend(&self, claim: &Claim, grant: &Grant) -> Result<Renewal> {
         let own = self.own_token(claim).await;
         let renewed = match own {
             Some(token) => {
                 let own = Grant { token, ..grant.clone() };
-                self.node.renew(&[(claim, &own)]).await.remove(0)
+                self.node.renew(&[(claim, &own)]).await.remove(0)?
             }
             None if self.flaw == Flaw::ExtendRecreates => {
                 let claim = Claim { floor: Some(grant.token), ..claim.clone() };
-                self.node.acquire(&claim, Wait::No).await?.ok_or_else(|| lost(&claim))
+                self.node.acquire(&claim, Wait::No).await?.granted().map_or(LOST, Renewal::Renewed)
             }
-            None => Err(lost(claim)),
+            None => LOST,
         };
         // The caller gets the token that it expects.
-        renewed.map(|renewed| Grant { token: grant.token, ..renewed })
+        Ok(renewed.map(|renewed| Grant { token: grant.token, ..renewed }))
     }
 }
 
-fn lost(claim: &Claim) -> Error {
-    Error::Lost { name: claim.name.clone(), reason: LossReason::Forgotten }
-}
+const LOST: Renewal = Renewal::Lost(LossReason::Forgotten);
 
 #[async_trait]
 impl Layer for Flawed {
@@ -139,9 +137,11 @@ impl Layer for Flawed {
         &self.node
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         match (self.flaw, claim.floor) {
-            (Flaw::QuorumOfHalf, Some(floor)) => Ok(Some(self.forged_grant(claim, floor))),
+            (Flaw::QuorumOfHalf, Some(floor)) => {
+                Ok(Admission::Granted(self.forged_grant(claim, floor)))
+            }
             _ => {
                 let granted = self.node.acquire(claim, wait).await?;
                 Ok(granted.map(|grant| self.note_end(claim, grant)))
@@ -149,15 +149,15 @@ impl Layer for Flawed {
         }
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let mut replies = Vec::new();
         for (claim, grant) in batch {
             replies.push(match self.flaw {
-                Flaw::QuorumOfHalf => Ok(self.forged_grant(claim, grant.token)),
+                Flaw::QuorumOfHalf => Ok(Renewal::Renewed(self.forged_grant(claim, grant.token))),
                 Flaw::ExtendsByHolder | Flaw::ExtendRecreates => self.extend(claim, grant).await,
                 _ => {
                     let renewed = self.node.renew(&[(*claim, *grant)]).await.remove(0);
-                    renewed.map(|renewed| self.note_end(claim, renewed))
+                    renewed.map(|reply| reply.map(|grant| self.note_end(claim, grant)))
                 }
             });
         }
@@ -210,13 +210,13 @@ impl Layer for TrustsLatest {
         &self.quorum
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let replies = self.quorum.renew(batch).await;
         let each = replies.into_iter().zip(batch).map(|(reply, (claim, grant))| {
             let max_lateness = self.max_lateness(claim).filter(|end| *end > self.clock.now());
             match (reply, max_lateness) {
                 (Err(error), Some(valid_until)) if error.is_retryable() => {
-                    Ok(Grant { valid_until, ..(*grant).clone() })
+                    Ok(Renewal::Renewed(Grant { valid_until, ..(*grant).clone() }))
                 }
                 (reply, _) => reply,
             }

@@ -9,7 +9,7 @@ use futures_core::future::BoxFuture;
 use futures_core::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use lockset::clock::Moment;
-use lockset::engine::{Claim, Engine, Event, Grant, Health, LockState, Wait};
+use lockset::engine::{Admission, Claim, Engine, Event, Grant, Health, LockState, Renewal, Wait};
 use lockset::{Error, LossReason, Name, Result, Token};
 use rand::RngExt;
 use rand::rngs::SmallRng;
@@ -256,7 +256,7 @@ impl Layer for NodeLink {
         self.node.label.clone()
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let (ours, extra) = self.sent(claim);
         let jumps_after_grant = self.network.jumps_after_grant(&mut self.random.lock().unwrap());
         let node = self.node.clone();
@@ -264,7 +264,7 @@ impl Layer for NodeLink {
             let (ours, node) = (ours.clone(), node.clone());
             async move {
                 let granted = engine.acquire(&ours, wait).await?;
-                if granted.is_some() {
+                if let Admission::Granted(_) = granted {
                     node.keep_copy(engine.clone(), ours.clone());
                     if jumps_after_grant {
                         node.jump_forward().await;
@@ -277,7 +277,7 @@ impl Layer for NodeLink {
         Ok(granted.await?.map(|grant| shortened(grant, extra)))
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let stretched = batch.iter().map(|(claim, grant)| (self.stretched(claim), grant));
         let ours: Vec<(Claim, Duration, Grant)> =
             stretched.map(|((claim, extra), grant)| (claim, extra, (*grant).clone())).collect();
@@ -286,8 +286,9 @@ impl Layer for NodeLink {
             async move {
                 let batch: Vec<_> = ours.iter().map(|(claim, _, grant)| (claim, grant)).collect();
                 let replies = engine.renew(&batch).await.into_iter().zip(&ours);
-                let each = replies
-                    .map(|(reply, (_, extra, _))| reply.map(|grant| shortened(grant, *extra)));
+                let each = replies.map(|(reply, (_, extra, _))| {
+                    reply.map(|renewal| renewal.map(|grant| shortened(grant, *extra)))
+                });
                 Ok(each.collect::<Vec<_>>())
             }
             .boxed()

@@ -155,7 +155,7 @@ impl SimNode {
                 detachable: false,
                 replicas: None,
             };
-            let grant = memory.acquire(&claim, Wait::No).await.unwrap().unwrap();
+            let grant = memory.acquire(&claim, Wait::No).await.unwrap().granted().unwrap();
             memory.release(&claim, &grant, None).await.unwrap();
         }
     }

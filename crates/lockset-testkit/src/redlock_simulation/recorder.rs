@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use lockset::Result;
 use lockset::clock::Clock;
-use lockset::engine::{Claim, Engine, Grant};
+use lockset::engine::{Claim, Engine, Grant, Renewal};
 
 use super::history::RunHistory;
 use crate::layer::Layer;
@@ -24,12 +24,12 @@ impl Layer for RenewalRecorder {
         &self.quorum
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let began = self.clock.now();
         let replies = self.quorum.renew(batch).await;
         let mut history = self.history.lock().unwrap();
         for (reply, (claim, _)) in replies.iter().zip(batch) {
-            if let Ok(grant) = reply {
+            if let Ok(Renewal::Renewed(grant)) = reply {
                 history.record_renewal(&claim.name, grant.token, began);
             }
         }

@@ -9,7 +9,7 @@ use futures_core::future::BoxFuture;
 use futures_core::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use lockset::clock::{Clock, Moment};
-use lockset::engine::{Amend, Claim, ClaimId, Engine, Event, Grant, Wait};
+use lockset::engine::{Admission, Amend, Claim, ClaimId, Engine, Event, Grant, Renewal, Wait};
 use lockset::{Break, Error, Holder, Name, Result, Token};
 use rand::RngExt;
 use rand::rngs::SmallRng;
@@ -194,18 +194,18 @@ impl Layer for NetworkLayer {
         &self.inner
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let ours = claim.clone();
         let request =
             move |engine: Arc<dyn Engine>| async move { engine.acquire(&ours, wait).await }.boxed();
         let granted = self.send(request).await??;
-        if let Some(grant) = &granted {
+        if let Admission::Granted(grant) = &granted {
             self.record_promise(claim.id, grant);
         }
         Ok(granted)
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let ours: Vec<(Claim, Grant)> =
             batch.iter().map(|(claim, grant)| ((*claim).clone(), (*grant).clone())).collect();
         let request = move |engine: Arc<dyn Engine>| {
@@ -219,7 +219,7 @@ impl Layer for NetworkLayer {
             return batch.iter().map(|_| Err(self.unreachable())).collect();
         };
         for ((claim, _), reply) in batch.iter().zip(&replies) {
-            if let Ok(grant) = reply {
+            if let Ok(Renewal::Renewed(grant)) = reply {
                 self.record_promise(claim.id, grant);
             }
         }

@@ -108,7 +108,7 @@ impl Stage for MemoryStage {
     }
 
     async fn client(&self) -> Lockset {
-        Lockset::with_engine(self.engine().await, self.clock()).unwrap()
+        Lockset::with_engine(self.engine().await).unwrap()
     }
 
     async fn engine(&self) -> Arc<dyn Engine> {
@@ -117,7 +117,7 @@ impl Stage for MemoryStage {
 
     async fn other_backend(&self) -> Lockset {
         let memory = Memory::new(self.clock());
-        Lockset::with_engine((self.wrapper)(Arc::new(memory)), self.clock()).unwrap()
+        Lockset::with_engine((self.wrapper)(Arc::new(memory))).unwrap()
     }
 
     async fn freeze(&self) {
@@ -136,7 +136,7 @@ impl Stage for MemoryStage {
     async fn process(&self) -> Option<Process> {
         let crash = FreezeSwitch::default();
         self.simulated_processes.then(|| {
-            let locks = Lockset::with_engine(self.engine_with(&crash), self.clock()).unwrap();
+            let locks = Lockset::with_engine(self.engine_with(&crash)).unwrap();
             Process::simulated(locks, crash)
         })
     }
@@ -144,7 +144,7 @@ impl Stage for MemoryStage {
     async fn linked_client(&self) -> Option<LinkedClient> {
         let switch = FreezeSwitch::default();
         self.simulated_processes.then(|| {
-            let locks = Lockset::with_engine(self.engine_with(&switch), self.clock()).unwrap();
+            let locks = Lockset::with_engine(self.engine_with(&switch)).unwrap();
             LinkedClient { locks, link: Box::new(switch) }
         })
     }

@@ -42,8 +42,8 @@ use self::request_error::EtcdErrorKind;
 use self::watch::EtcdWatcher;
 use super::common::watch::told_once;
 use super::{
-    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState, Scope,
-    Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState,
+    Renewal, Scope, Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, LossReason, Result};
@@ -382,12 +382,13 @@ impl Engine for Etcd {
         self.core.identity.clone()
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        self.core.acquire(claim, wait).await
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
+        Admission::from_inner(self.core.acquire(claim, wait).await)
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        self.core.renew(batch).await
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
+        let replies = self.core.renew(batch).await;
+        replies.into_iter().map(Renewal::from_inner).collect()
     }
 
     async fn raise(&self, _: &Claim, _: &Grant, _: Token) -> Result<Grant> {

@@ -32,8 +32,8 @@ use self::claims::Standing;
 use self::store::{Store, Transaction};
 use super::common::watch::{Recheck, hints_of, told_once, watch_states_with};
 use super::{
-    Amend, Break, Capabilities, Claim, Engine, Event, Grant, Holder, LockState, Scope, Swap,
-    Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, Engine, Event, Grant, Holder, LockState, Renewal,
+    Scope, Swap, Version, Wait,
 };
 use crate::clock::Clock;
 use crate::error::{Error, LossReason, Result};
@@ -158,23 +158,25 @@ impl Engine for Local {
         format!("local:{}", self.store.place.path().display())
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.store.unless_forked()?;
         self.store.processes.unless_stand_in_died()?;
         let bell = self.store.inbox.desk.bell(claim.id);
         let (wanted, may_queue) = (claim.clone(), wait != Wait::No);
         let enter = self.store.write(self.patience(wait), move |txn| txn.enter(&wanted, may_queue));
-        let mut standing = enter.await??;
+        let mut standing = enter.await?;
         loop {
             let (seq, watch, look_again) = match standing {
-                Standing::Granted(grant) => return Ok(Some(grant)),
-                Standing::Busy => return Ok(None),
-                Standing::Waiting { seq, watch, look_again } => (seq, watch, look_again),
+                Ok(Standing::Granted(grant)) => return Ok(Admission::Granted(grant)),
+                Ok(Standing::Busy) => return Ok(Admission::NotInTime),
+                Err(error) => return Admission::from_inner(Err(error)),
+                Ok(Standing::Waiting { seq, watch, look_again }) => (seq, watch, look_again),
             };
             let wanted = claim.clone();
             let now = self.clock.now();
             if now >= wait.deadline() {
-                return self.store.write(PATIENCE, move |txn| txn.leave(&wanted, seq)).await;
+                let left = self.store.write(PATIENCE, move |txn| txn.leave(&wanted, seq)).await?;
+                return Ok(left.into());
             }
             let until = look_again.min(now + SAFETY_NET).min(wait.deadline());
             tokio::select! {
@@ -186,16 +188,16 @@ impl Engine for Local {
             // be queueing again just now.
             let peek = self.store.read(PATIENCE, move |txn| txn.peek(&wanted, seq)).await?;
             standing = match peek {
-                Some(standing) => standing,
+                Some(standing) => Ok(standing),
                 None => {
                     let wanted = claim.clone();
-                    self.store.write(PATIENCE, move |txn| txn.look(&wanted, seq)).await??
+                    self.store.write(PATIENCE, move |txn| txn.look(&wanted, seq)).await?
                 }
             };
         }
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let mut answers = Vec::with_capacity(batch.len());
         for part in batch.chunks(RENEWALS) {
             let owned: Vec<(Claim, Grant)> =
@@ -204,10 +206,13 @@ impl Engine for Local {
                 owned.iter().map(|(claim, grant)| txn.renew(claim, grant)).collect()
             });
             match renewed.await {
-                Ok(part) => answers.extend::<Vec<_>>(part),
-                Err(error) => answers.extend(
-                    part.iter().map(|(claim, _)| Err(self.held_error(&claim.name, again(&error)))),
-                ),
+                Ok(part) => {
+                    let part: Vec<Result<Grant>> = part;
+                    answers.extend(part.into_iter().map(Renewal::from_inner));
+                }
+                Err(error) => answers.extend(part.iter().map(|(claim, _)| {
+                    Renewal::from_inner(Err(self.held_error(&claim.name, again(&error))))
+                })),
             }
         }
         answers

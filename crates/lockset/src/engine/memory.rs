@@ -18,8 +18,8 @@ use super::common::admission::{Tally, check_permits, clash};
 use super::common::tombstones::Tombstones;
 use super::common::watch::{told_once, watch_states};
 use super::{
-    Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Event, Grant, Holder, LockState,
-    Mode, Scope, Swap, Version, Wait, Waiter, drift,
+    Admission, Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Event, Grant, Holder,
+    LockState, Mode, Renewal, Scope, Swap, Version, Wait, Waiter, drift,
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, LossReason, Result};
@@ -81,7 +81,7 @@ impl Memory {
         deadline: Moment,
         wake: Arc<Notify>,
         mut look_again: Moment,
-    ) -> Result<Option<Grant>> {
+    ) -> Admission {
         loop {
             tokio::select! {
                 () = wake.notified() => {}
@@ -89,14 +89,15 @@ impl Memory {
             }
             let now = self.clock.now();
             let mut home = self.home();
-            match home.look(claim, now)? {
-                Entered::Granted(grant) => return Ok(Some(grant)),
+            match home.look(claim, now) {
+                Entered::Granted(grant) => return Admission::Granted(grant),
+                Entered::Forgotten => return Admission::Forgotten,
                 Entered::Queued { .. } | Entered::Busy if now >= deadline => {
                     home.remove(&claim.name, claim.id, now);
-                    return Ok(None);
+                    return Admission::NotInTime;
                 }
                 Entered::Queued { look_again: next, .. } => look_again = next,
-                Entered::Busy => return Ok(None),
+                Entered::Busy => return Admission::NotInTime,
             }
         }
     }
@@ -137,23 +138,28 @@ impl Engine for Memory {
         self.label.as_ref().to_owned()
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let now = self.clock.now();
         let entered = self.home().enter(claim, self.client, wait != Wait::No, now)?;
-        match entered {
-            Entered::Granted(grant) => Ok(Some(grant)),
-            Entered::Busy => Ok(None),
+        Ok(match entered {
+            Entered::Granted(grant) => Admission::Granted(grant),
+            Entered::Busy => Admission::NotInTime,
+            Entered::Forgotten => Admission::Forgotten,
             // Boxed, because only few come here and all would have to make room for it.
             Entered::Queued { wake, look_again } => {
                 Box::pin(self.wait(claim, wait.deadline(), wake, look_again)).await
             }
-        }
+        })
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let now = self.clock.now();
         let mut home = self.home();
-        batch.iter().map(|(claim, grant)| home.renew(claim, grant, self.client, now)).collect()
+        batch.iter().map(|(claim, grant)| Ok(home.renew(claim, grant, self.client, now))).collect()
     }
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
@@ -320,6 +326,7 @@ enum Entered {
     Granted(Grant),
     Queued { wake: Arc<Notify>, look_again: Moment },
     Busy,
+    Forgotten,
 }
 
 impl Home {
@@ -354,12 +361,12 @@ impl Home {
     fn enter(&mut self, claim: &Claim, client: u64, queue: bool, now: Moment) -> Result<Entered> {
         check_permits(claim)?;
         if self.withdrawn.contains(claim.id) {
-            return Err(Error::NotHeld { name: claim.name.clone() });
+            return Ok(Entered::Forgotten);
         }
         let lock = self.lock_of(&claim.name);
         let ended = lock.expire(now);
         if lock.holders.contains_key(&claim.id) || lock.places.contains_key(&claim.id) {
-            return self.look(claim, now);
+            return Ok(self.look(claim, now));
         }
         let clash = lock.mode_in_use().and_then(|used| clash(used, claim.mode));
         let entered = if let Some(why) = clash {
@@ -378,15 +385,14 @@ impl Home {
     }
 
     /// How a claim that entered before is doing.
-    fn look(&mut self, claim: &Claim, now: Moment) -> Result<Entered> {
-        let gone = || Error::NotHeld { name: claim.name.clone() };
+    fn look(&mut self, claim: &Claim, now: Moment) -> Entered {
         self.expire(&claim.name, now);
-        let lock = self.locks.get_mut(&claim.name).ok_or_else(gone)?;
+        let Some(lock) = self.locks.get_mut(&claim.name) else { return Entered::Forgotten };
         if let Some(held) = lock.holders.get(&claim.id) {
-            return Ok(Entered::Granted(held.as_grant()));
+            return Entered::Granted(held.as_grant());
         }
-        let place = *lock.places.get(&claim.id).ok_or_else(gone)?;
-        lock.queued(place, now).ok_or_else(gone)
+        let queued = lock.places.get(&claim.id).and_then(|place| lock.queued(*place, now));
+        queued.unwrap_or(Entered::Forgotten)
     }
 
     /// Ends the leases of `name` that are over, admits who is next, and says so.
@@ -432,17 +438,19 @@ impl Home {
         Ok(grant)
     }
 
-    fn renew(&mut self, claim: &Claim, grant: &Grant, client: u64, now: Moment) -> Result<Grant> {
-        let lock = self.held(claim, grant, now)?;
-        let Some(held) = lock.holders.get_mut(&claim.id) else { return Ok(grant.clone()) };
+    fn renew(&mut self, claim: &Claim, grant: &Grant, client: u64, now: Moment) -> Renewal {
+        let held = self.held(claim, grant, now).ok();
+        let Some(held) = held.and_then(|lock| lock.holders.get_mut(&claim.id)) else {
+            return Renewal::Lost(LossReason::Forgotten);
+        };
         if held.revoked {
-            return Err(Error::lost(&claim.name, LossReason::Revoked));
+            return Renewal::LastLease;
         }
         // Whoever renews is told of losses: a ticket may have come from another client.
         held.client = client;
         held.ttl = claim.ttl;
         held.lapses = now + claim.ttl;
-        Ok(held.as_grant())
+        Renewal::Renewed(held.as_grant())
     }
 
     /// Takes a claim out, wherever it is, and admits who is next. Answers the token it held by.
@@ -470,13 +478,13 @@ impl Home {
         for (id, held) in &mut lock.holders {
             held.revoked = true;
             broken.push(held.describe(*id, now));
-            let reason = match how {
-                Break::WhenLeaseEnds => LossReason::Revoked,
-                Break::Now => LossReason::Broken,
+            let event = match how {
+                Break::WhenLeaseEnds => Event::LastLease(*id),
+                Break::Now => Event::Lost(*id, LossReason::Broken),
             };
             if let Some(client) = self.clients.get(&held.client) {
                 // A client that is gone needs no telling.
-                let _ = client.send(Event::Lost(*id, reason));
+                let _ = client.send(event);
             }
         }
         if how == Break::Now {

@@ -45,8 +45,8 @@ use self::waiters::RedisWaiters;
 use self::watch::WatchList;
 use super::common::watch::told_once;
 use super::{
-    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Health, Holder, LockState,
-    Replicas, Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Health, Holder,
+    LockState, Renewal, Replicas, Scope, Swap, Version, Wait,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -285,12 +285,13 @@ impl Engine for Redis {
         self.core.identity.clone()
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        self.core.acquire(claim, wait).await
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
+        Admission::from_inner(self.core.acquire(claim, wait).await)
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        self.core.renew(batch).await
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
+        let replies = self.core.renew(batch).await;
+        replies.into_iter().map(Renewal::from_inner).collect()
     }
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {

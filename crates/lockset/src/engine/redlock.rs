@@ -35,8 +35,8 @@ use self::nodes::Nodes;
 use super::common::tombstones::Tombstones;
 use super::common::watch::told_once;
 use super::{
-    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState, Mode,
-    Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState,
+    Mode, Renewal, Scope, Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, Result};
@@ -368,12 +368,17 @@ impl Engine for Redlock {
         url.unwrap_or_else(|| format!("redlock:{}", each.join(",")))
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        self.core.acquire(claim, wait).await
+    fn clock(&self) -> Clock {
+        self.core.clock.clone()
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        self.core.renew(batch).await
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
+        Admission::from_inner(self.core.acquire(claim, wait).await)
+    }
+
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
+        let replies = self.core.renew(batch).await;
+        replies.into_iter().map(Renewal::from_inner).collect()
     }
 
     async fn raise(&self, _: &Claim, _: &Grant, _: Token) -> Result<Grant> {

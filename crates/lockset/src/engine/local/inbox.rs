@@ -297,7 +297,7 @@ impl Desk {
             Letter::Lost(id, reason) => {
                 if let Some(events) = &*sync::lock(&self.events) {
                     // Nobody listens any more.
-                    let _ = events.send(Event::Lost(id, reason));
+                    let _ = events.send(Event::from_reason(id, reason));
                 }
             }
             Letter::Changed(name) => {

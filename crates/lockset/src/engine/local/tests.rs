@@ -29,7 +29,7 @@ fn exclusive() -> Claim {
 }
 
 async fn hold(engine: &Local, claim: &Claim) -> Grant {
-    engine.acquire(claim, Wait::No).await.unwrap().expect("it is admitted")
+    engine.acquire(claim, Wait::No).await.unwrap().granted().expect("it is admitted")
 }
 
 /// Queues without waiting any longer.
@@ -64,11 +64,11 @@ async fn a_release_hands_over_in_order_and_without_polling() {
     queued!(waits = two.acquire(&second, Wait::Forever));
     queued!(waits_too = one.acquire(&third, Wait::Forever));
     one.release(&first, &grant, None).await.unwrap();
-    let next = soon(waits).await.unwrap().unwrap();
+    let next = soon(waits).await.unwrap().granted().unwrap();
     assert!(next.token > grant.token);
     assert!(futures_util::poll!(&mut waits_too).is_pending());
     two.release(&second, &next, None).await.unwrap();
-    assert!(soon(waits_too).await.unwrap().unwrap().token > next.token);
+    assert!(soon(waits_too).await.unwrap().granted().unwrap().token > next.token);
 }
 
 #[tokio::test]
@@ -79,10 +79,11 @@ async fn a_lapsed_lease_is_succeeded_when_it_ends_and_not_before() {
     let grant = hold(&one, &short).await;
     assert!(grant.valid_until < before + short.ttl + Duration::from_millis(50));
     let next = exclusive();
-    assert!(two.acquire(&next, Wait::Forever).await.unwrap().is_some());
+    assert!(two.acquire(&next, Wait::Forever).await.unwrap().granted().is_some());
     assert!(Clock::boot().now() >= before + short.ttl);
     assert!(Clock::boot().now() > grant.valid_until);
-    assert_eq!(reason(one.renew(&[(&short, &grant)]).await.remove(0)), LossReason::Forgotten);
+    let renewed = one.renew(&[(&short, &grant)]).await.remove(0).unwrap();
+    assert_eq!(renewed, Renewal::Lost(LossReason::Forgotten));
     let late = one.release(&short, &grant, None).await;
     assert!(matches!(late, Err(Error::NotHeld { .. })));
     assert_eq!(state(&one, "a").await.holders[0].claim, Some(next.id));
@@ -97,8 +98,8 @@ async fn a_waiter_that_gives_up_leaves_nothing_and_lets_the_next_pass() {
     queued!(gives_up = two.acquire(&writer, Wait::Until(deadline)));
     queued!(waits = one.acquire(&last, Wait::Forever));
     let (gave_up, passed) = tokio::join!(soon(gives_up), soon(waits));
-    assert!(gave_up.unwrap().is_none());
-    assert!(passed.unwrap().is_some());
+    assert!(gave_up.unwrap().granted().is_none());
+    assert!(passed.unwrap().granted().is_some());
     assert!(state(&one, "a").await.waiters.is_empty());
 }
 
@@ -113,10 +114,10 @@ async fn a_withdrawn_claim_stays_withdrawn() {
     queued!(waits = two.acquire(&next, Wait::Forever));
     one.withdraw(&waiting).await.unwrap();
     one.withdraw(&waiting).await.unwrap();
-    let again = one.acquire(&waiting, Wait::Forever).await;
-    assert!(matches!(again, Err(Error::NotHeld { .. })));
+    let again = one.acquire(&waiting, Wait::Forever).await.unwrap();
+    assert_eq!(again, Admission::Forgotten);
     one.withdraw(&held).await.unwrap();
-    assert!(soon(waits).await.unwrap().is_some());
+    assert!(soon(waits).await.unwrap().granted().is_some());
 }
 
 #[tokio::test]
@@ -162,7 +163,7 @@ async fn a_busy_file_is_waited_for_and_then_said() {
     assert!(error.is_retryable() && error.to_string().contains("busy"), "{error}");
     queued!(waits = one.acquire(&claim, Wait::No));
     busy.execute_batch("COMMIT").unwrap();
-    assert!(soon(waits).await.unwrap().is_some());
+    assert!(soon(waits).await.unwrap().granted().is_some());
 }
 
 #[tokio::test]
@@ -174,9 +175,10 @@ async fn a_broken_holder_is_told_at_once() {
     let broken = two.force_release(&held.name, Break::WhenLeaseEnds).await.unwrap();
     assert!(broken[0].revoked && broken[0].claim == Some(held.id));
     let told = soon(events.next()).await.unwrap();
-    assert!(matches!(told, Event::Lost(id, LossReason::Revoked) if id == held.id));
-    assert_eq!(reason(one.renew(&[(&held, &grant)]).await.remove(0)), LossReason::Revoked);
-    assert!(two.acquire(&exclusive(), Wait::No).await.unwrap().is_none());
+    assert!(matches!(told, Event::LastLease(id) if id == held.id));
+    let renewed = one.renew(&[(&held, &grant)]).await.remove(0).unwrap();
+    assert_eq!(renewed, Renewal::LastLease);
+    assert!(two.acquire(&exclusive(), Wait::No).await.unwrap().granted().is_none());
     two.force_release(&held.name, Break::Now).await.unwrap();
     let told = soon(events.next()).await.unwrap();
     assert!(matches!(told, Event::Lost(id, LossReason::Broken) if id == held.id));
@@ -356,11 +358,17 @@ async fn take(
     let none = Grant { token: Token::new(1), valid_until: Clock::boot().now(), key: vec![] };
     let grant = grant.unwrap_or(&none);
     match verb {
-        Verb::Try => engine.acquire(claim, Wait::No).await,
-        Verb::Queue => engine.acquire(claim, Wait::Forever).now_or_never().unwrap_or(Ok(None)),
+        Verb::Try => engine.acquire(claim, Wait::No).await?.into_inner(&claim.name),
+        Verb::Queue => match engine.acquire(claim, Wait::Forever).now_or_never() {
+            Some(admission) => admission?.into_inner(&claim.name),
+            None => Ok(None),
+        },
         Verb::Release(next) => engine.release(claim, grant, next.as_ref()).await,
         Verb::Withdraw => engine.withdraw(claim).await.map(|()| None),
-        Verb::Renew => engine.renew(&[(claim, grant)]).await.remove(0).map(Some),
+        Verb::Renew => {
+            let renewed = engine.renew(&[(claim, grant)]).await.remove(0)?;
+            renewed.into_inner(&claim.name).map(Some)
+        }
         Verb::Raise(by) => {
             let to = Token::new(grant.token.get() + by);
             engine.raise(claim, grant, to).await.map(Some)
@@ -459,7 +467,7 @@ async fn who_waits_only_reads() {
     assert_eq!(standing(&second, 3).await, Moment::NEVER, "the first one looks for it");
     let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
     for _ in 0..3 {
-        grant = one.renew(&[(&short, &grant)]).await.remove(0).unwrap();
+        grant = one.renew(&[(&short, &grant)]).await.remove(0).unwrap().renewed().unwrap();
         file.execute_batch("BEGIN IMMEDIATE").unwrap();
         // Past the lease that they saw, and past a look of the safety net.
         let both = futures_util::future::select(&mut waits, &mut waits_too);
@@ -481,7 +489,7 @@ async fn a_short_lease_in_between_is_noticed_when_it_ends() {
     queued!(_waits = one.acquire(&short, Wait::Forever));
     queued!(waits = two.acquire(&next, Wait::Forever));
     one.release(&held, &grant, None).await.unwrap();
-    assert!(soon(waits).await.unwrap().is_some());
+    assert!(soon(waits).await.unwrap().granted().is_some());
 }
 
 #[tokio::test]
@@ -499,7 +507,7 @@ async fn a_hand_over_wakes_one_however_many_wait() {
     let started = Instant::now();
     for (claim, acquire) in claims.iter().zip(waiting) {
         one.release(&last, &grant, None).await.unwrap();
-        grant = soon(acquire).await.unwrap().unwrap();
+        grant = soon(acquire).await.unwrap().granted().unwrap();
         last = claim.clone();
     }
     assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());

@@ -87,7 +87,7 @@ fn on_message(
                 let _ = events.send(Event::Lost(id, LossReason::Broken));
             }
             ("r", _) => {
-                let _ = events.send(Event::Lost(id, LossReason::Revoked));
+                let _ = events.send(Event::LastLease(id));
             }
             _ => {}
         }

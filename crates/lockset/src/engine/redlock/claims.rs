@@ -134,7 +134,10 @@ impl Core {
         attempt.state().set(node, At::Asked);
         let engine = self.nodes.all[node].engine.clone();
         let claim = attempt.proposing(floor);
-        Box::pin(async move { (node, engine.acquire(&claim, wait).await) })
+        Box::pin(async move {
+            let decided = engine.acquire(&claim, wait).await;
+            (node, decided.and_then(|admission| admission.into_inner(&claim.name)))
+        })
     }
 
     /// What is answered only after the attempt was won is adopted.

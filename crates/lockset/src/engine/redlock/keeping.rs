@@ -11,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use super::Core;
 use super::attempt::{At, Attempt, Fate, counts, whole};
 use super::nodes::failed;
-use crate::engine::{Amend, Break, Claim, ClaimId, Event, Grant, Holder, Wait};
+use crate::engine::{Amend, Break, Claim, ClaimId, Event, Grant, Holder, Renewal, Wait};
 use crate::error::{Error, LossReason, Result};
 use crate::name::Name;
 use crate::sync;
@@ -104,7 +104,7 @@ impl Core {
             }
             let asking: BoxFuture<'static, Renewals> = Box::pin(async move {
                 let batch: Vec<_> = leases.iter().map(|(_, a, grant)| (&a.claim, grant)).collect();
-                let renewed = engine.renew(&batch).await;
+                let renewed = inner_replies(&batch, engine.renew(&batch).await);
                 let each = leases.into_iter().zip(renewed);
                 (node, each.map(|((place, attempt, _), r)| (place, attempt, r)).collect())
             });
@@ -118,7 +118,8 @@ impl Core {
         let at = attempt.state().at(node).clone();
         let At::Granted(grant) = at else { return };
         let engine = &self.nodes.all[node].engine;
-        if let Some(renewed) = engine.renew(&[(&attempt.claim, &grant)]).await.pop() {
+        let batch = [(&attempt.claim, &grant)];
+        if let Some(renewed) = inner_replies(&batch, engine.renew(&batch).await).pop() {
             self.note_renewal(attempt, node, renewed);
         }
     }
@@ -193,6 +194,7 @@ impl Core {
     async fn sow_at(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, token: Token) {
         let claim = attempt.proposing(token);
         let answer = self.nodes.all[node].engine.acquire(&claim, Wait::No).await;
+        let answer = answer.and_then(|admission| admission.into_inner(&claim.name));
         let keep = matches!(&answer, Ok(Some(grant)) if counts(grant.token, token));
         let over = {
             let mut state = attempt.state();
@@ -596,6 +598,7 @@ impl Core {
     pub(super) fn hear(self: &Arc<Self>, node: usize, event: Event) {
         let (id, why) = match event {
             Event::Lost(id, why) => (id, Some(why)),
+            Event::LastLease(id) => (id, Some(LossReason::Revoked)),
             Event::Doubt(id) => (id, None),
         };
         let attempt = self.attempt_of(whole(id)).filter(|attempt| attempt.claim.id == id);
@@ -604,7 +607,7 @@ impl Core {
         let told = match why {
             Some(why) => {
                 let lost = attempt.state().taken_away(node, why, quorum);
-                lost.map(|why| Event::Lost(whole(id), why))
+                lost.map(|why| Event::from_reason(whole(id), why))
             }
             None => attempt.state().doubt(node, quorum).then(|| Event::Doubt(whole(id))),
         };
@@ -686,6 +689,14 @@ impl Drop for Owing {
     fn drop(&mut self) {
         self.0.owing.send_modify(|owing| *owing -= 1);
     }
+}
+
+/// The replies of a node, with a refusal as an error.
+fn inner_replies(batch: &[(&Claim, &Grant)], replies: Vec<Result<Renewal>>) -> Vec<Result<Grant>> {
+    let inner = |(reply, (claim, _)): (Result<Renewal>, &(&Claim, &Grant))| {
+        reply.and_then(|renewal| renewal.into_inner(&claim.name))
+    };
+    replies.into_iter().zip(batch).map(inner).collect()
 }
 
 fn is_revoked(renewal: &Result<Grant>) -> bool {

@@ -139,7 +139,7 @@ impl ZooKeeperCore {
             match session.data(&path, true).data().await {
                 Ok((data, _)) => {
                     if ClaimRecord::decode(&data).is_some_and(|record| record.revoked) {
-                        core.signal(Event::Lost(id, LossReason::Revoked));
+                        core.signal(Event::LastLease(id));
                     }
                 }
                 // The next renewal reads it.
