@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt, StreamExt};
 use lockset::engine::local::{Local, LocalOptions};
-use lockset::engine::{Amend, Claim, ClaimId, Engine, Event, Grant, Mode, Renewal, Version, Wait};
+use lockset::engine::{
+    Admission, Amend, Claim, ClaimId, Engine, Event, Grant, Mode, Renewal, Version, Wait,
+};
 use lockset::{Error, LossReason, Note, Token};
 
 /// Well below the safety net of a second: whoever is this fast was told.
@@ -232,7 +234,7 @@ async fn nothing_but_fences_and_cells_survives_a_reboot() {
     let state = engine.inspect(&held.name).await.unwrap();
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
     let renewed = engine.renew(&[(&held, &before)]).await.remove(0);
-    assert!(matches!(renewed, Err(Error::Lost { reason: LossReason::Forgotten, .. })));
+    assert!(matches!(renewed, Ok(Renewal::Lost(LossReason::Forgotten))));
     let (_, after) = hold(&engine, LONG).await;
     assert_eq!(after.token.get(), before.token.get() + 1);
     let state = engine.list(&"".parse().unwrap()).await.unwrap().remove(0);
@@ -512,7 +514,7 @@ async fn a_client_is_notified_at_once_that_its_bound_process_died() {
     hold(&engine, LONG).await;
     let lost = (&mut told).await.unwrap().unwrap();
     assert!(matches!(lost, Event::Lost(id, LossReason::Forgotten) if id == held.id), "{lost:?}");
-    assert!(matches!(waiting.await, Err(Error::NotHeld { .. })));
+    assert!(matches!(waiting.await, Ok(Admission::Forgotten)));
     let error = client.acquire(&claim(LONG), Wait::No).await.unwrap_err();
     assert!(error.to_string().contains("has ended"), "{error}");
     assert!(final_words(stand_in(process.id())).contains("is not running"));
@@ -595,7 +597,7 @@ async fn a_forked_child_holds_nothing_and_touches_nothing() {
         let acquired = engine.acquire(&claim, Wait::Forever).now_or_never().unwrap();
         let withdrawn = engine.withdraw(&claim).now_or_never().unwrap();
         drop(engine);
-        renewed.is_err_and(forked)
+        matches!(renewed, Ok(Renewal::Lost(LossReason::Forked)))
             && released.is_err_and(forked)
             && acquired.is_err_and(|error| error.to_string().contains("before a fork"))
             && withdrawn.is_err_and(|error| error.to_string().contains("before a fork"))
