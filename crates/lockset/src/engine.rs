@@ -1,8 +1,8 @@
 //! The contract between the primitives and the engines.
 //!
-//! A hold is *data*: a [`Claim`] and, once granted, a [`Grant`]. The verbs belong to the [`Engine`].
-//! Everything above (gates, guards, keepers, primitives) is written once, against this trait. The
-//! engine is chosen by configuration, so the trait is object safe.
+//! A hold is *data*: a [`Claim`] and, once granted, a [`Grant`]. The verbs belong to the
+//! [`Engine`]. Everything above (gates, guards, keepers, primitives) is written once, against this
+//! trait. The engine is chosen by configuration, so the trait is object safe.
 
 use std::fmt;
 use std::str::FromStr;
@@ -79,9 +79,9 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// [`Error::Lost`] if the claim does not hold the lock.
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant>;
 
-    /// Passes a held lock on to `successor`, a fresh claim on the same name, with the same token and
-    /// the same lease, which keeps running. The first caller wins: `claim` then does not hold any
-    /// more and counts as withdrawn. A repetition with the same successor changes nothing. The
+    /// Passes a held lock on to `successor`, a fresh claim on the same name, with the same token
+    /// and the same lease, which keeps running. The first caller wins: `claim` then does not hold
+    /// any more and counts as withdrawn. A repetition with the same successor changes nothing. The
     /// validity of the grant is not renewed.
     ///
     /// # Errors
@@ -90,8 +90,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant>;
 
     /// Releases the lock and admits the next waiters. `next`, a claim of the same name and client,
-    /// is granted at once if no other claim waits (its grant is returned), and queued otherwise. The
-    /// release stands even if `next` fails, which its own request reports.
+    /// is granted at once if no other claim waits (its grant is returned), and queued otherwise.
+    /// The release stands even if `next` fails, which its own request reports.
     ///
     /// # Errors
     /// [`Error::NotHeld`] if the claim does not hold the lock. `next` then needs a request of its
@@ -103,8 +103,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
         next: Option<&Claim>,
     ) -> Result<Option<Grant>>;
 
-    /// Removes the claim with this id, held or waiting, and admits the next waiters like a release. A
-    /// withdrawn claim stays withdrawn: a late request for it is rejected.
+    /// Removes the claim with this id, held or waiting, and admits the next waiters like a release.
+    /// A withdrawn claim stays withdrawn: a late request for it is rejected.
     ///
     /// # Errors
     /// Only [`Error::Unreachable`]. Withdrawing an unknown claim is not an error.
@@ -256,8 +256,8 @@ pub struct Claim {
     pub ttl: Duration,
     /// The lease is never renewed.
     pub fixed: bool,
-    /// `None`: the engine keeps tokens growing by its own clock. `Some(p)`: the caller chooses them,
-    /// and the token is exactly the greater of the fence plus one and `p`.
+    /// `None`: the engine keeps tokens growing by its own clock. `Some(p)`: the caller chooses
+    /// them, and the token is exactly the greater of the fence plus one and `p`.
     pub floor: Option<Token>,
     /// Shown to others beside the holder or waiter.
     pub note: Note,
@@ -405,7 +405,8 @@ pub enum Amend {
 pub enum Break {
     /// Reject renewals and notify the holder. The lock is free when the running lease ends.
     WhenLeaseEnds,
-    /// Free it at once. Two holders may then act at the same time; only tokens protect against that.
+    /// Free it at once. Two holders may then act at the same time; only tokens protect against
+    /// that.
     Now,
 }
 
@@ -545,9 +546,9 @@ pub struct Capabilities {
     pub durable: bool,
     /// Replicas can be waited for: see [`Replicas`].
     pub replicas: bool,
-    /// The session timeout that the server granted, if the lease of an ordinary lock is the client's
-    /// session: the ttl of all locks that are neither fixed nor detachable. `None` if every lock has
-    /// a lease of its own.
+    /// The session timeout that the server granted, if the lease of an ordinary lock is the
+    /// client's session: the ttl of all locks that are neither fixed nor detachable. `None` if
+    /// every lock has a lease of its own.
     pub session: Option<Duration>,
     /// The shortest ttl this engine can keep.
     pub min_ttl: Duration,
