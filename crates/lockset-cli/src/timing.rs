@@ -8,7 +8,7 @@
 //! |---------------------------------|------------|----------------------------------------------|
 //! | trust/3                         | keeper     | sends the next renewal (`Hold::next_look`)   |
 //! | trust/3 + ttl/6                 | keeper     | gives up on its answer (`keeper::renew`)     |
-//! | trust/3 + ttl/6 + ttl/12        | keeper     | sends it again (`keeper::heed_answer`)       |
+//! | trust/3 + ttl/6 + ttl/12        | keeper     | sends it again (`keeper::on_reply`)       |
 //! | trust/2, then every ttl/100     | supervisor | reads the lease and passes it to the guardian|
 //! | trust - grace; grace <= trust/3 | guardian   | TERM to the command                          |
 //! | trust - kill margin             | guardian   | KILL to the command and all its descendants  |

@@ -34,7 +34,7 @@ use futures_util::{StreamExt, TryFutureExt};
 
 use self::acquire::ClaimStatus;
 use self::store::{Store, Transaction};
-use self::watch::{Watching, recheck};
+use self::watch::{FileWatch, recheck};
 use super::common::watch::{RECHECK, hints_of, told_once, watch_states_with};
 use super::{
     Amend, Break, Capabilities, Claim, Engine, Event, Grant, Holder, LockState, Scope, Swap,
@@ -268,7 +268,7 @@ impl Engine for Local {
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
         let (store, scope) = (self.store.clone(), scope.clone());
         async move {
-            let (watching, changes) = Watching::begin(store.clone(), &scope).await?;
+            let (watch, changes) = FileWatch::begin(store.clone(), &scope).await?;
             let first = match scope.clone() {
                 Scope::Name(name) => vec![name],
                 Scope::Prefix(prefix) => {
@@ -277,7 +277,7 @@ impl Engine for Local {
                 }
             };
             let read = move |name: &Name| {
-                let (store, name) = (watching.store.clone(), name.clone());
+                let (store, name) = (watch.store.clone(), name.clone());
                 async move { store.read(BUSY_TIMEOUT, move |txn| txn.state(&name)).await }
             };
             let recheck = Some(recheck(store, scope));

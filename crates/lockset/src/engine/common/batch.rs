@@ -47,7 +47,7 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
 
 type Acted<C> = Result<<C as Transport>::Answer, <C as Transport>::Failed>;
 type Tell<C> = oneshot::Sender<Acted<C>>;
-type Waiting<C> = (<C as Transport>::Request, Tell<C>);
+type QueuedRequest<C> = (<C as Transport>::Request, Tell<C>);
 
 /// The requests that wait for the one in flight.
 pub(crate) struct Batcher<C: Transport> {
@@ -58,7 +58,7 @@ struct Line<C: Transport> {
     under_way: UnderWay,
     turns: u64,
     /// A receiver may call back, so no sender is used or dropped while this is locked.
-    waiting: Vec<Waiting<C>>,
+    waiting: Vec<QueuedRequest<C>>,
 }
 
 enum UnderWay {
@@ -90,7 +90,7 @@ impl<C: Transport> std::fmt::Debug for Batcher<C> {
 /// How a request is sent.
 pub(crate) enum Entered<'c, C: Transport> {
     /// Alone, now.
-    Alone(Turn<'c, C>),
+    Alone(SingleTurn<'c, C>),
     /// Together with others, later.
     Behind(Behind<'c, C>),
 }
@@ -104,7 +104,7 @@ impl<C: Transport> Batcher<C> {
                 line.turns += 1;
                 let number = line.turns;
                 line.under_way = UnderWay::Alone(number, now);
-                return Entered::Alone(Turn { transport, number });
+                return Entered::Alone(SingleTurn { transport, number });
             }
             UnderWay::Alone(number, since) => Some((number, since + LONG)),
             UnderWay::Together => None,
@@ -149,7 +149,7 @@ struct Leaving<C: Transport> {
     requests: Vec<C::Request>,
     tells: Vec<Tell<C>>,
     /// Dropped requests. They may have a tombstone by now, so nothing is sent for them.
-    gone: Vec<Waiting<C>>,
+    gone: Vec<QueuedRequest<C>>,
 }
 
 impl<C: Transport> Line<C> {
@@ -173,12 +173,12 @@ impl<C: Transport> Line<C> {
 }
 
 /// A request that is sent alone. The requests queued meanwhile are sent when it is dropped.
-pub(crate) struct Turn<'c, C: Transport> {
+pub(crate) struct SingleTurn<'c, C: Transport> {
     transport: &'c Arc<C>,
     number: u64,
 }
 
-impl<C: Transport> Turn<'_, C> {
+impl<C: Transport> SingleTurn<'_, C> {
     /// Fails the queued requests, if this one failed because the server does not reply.
     #[cfg(any(feature = "etcd", test))]
     pub(crate) fn heed(&self, failed: &C::Failed) {
@@ -186,7 +186,7 @@ impl<C: Transport> Turn<'_, C> {
     }
 }
 
-impl<C: Transport> Drop for Turn<'_, C> {
+impl<C: Transport> Drop for SingleTurn<'_, C> {
     fn drop(&mut self) {
         let mut line = self.transport.batch().line();
         if line.waiting.is_empty() && line.under_way.is_turn(self.number) {

@@ -3,7 +3,7 @@
 //! Every verb first *settles* the name (`queue`): lapsed holders go, and waiters are admitted in
 //! order until one does not fit.
 
-use super::queue::{Position, Queue, not_held};
+use super::queue::{LockQueue, Position, not_held};
 use super::record::ClaimRow;
 use super::store::{SqlResult, Transaction};
 use crate::clock::Moment;
@@ -114,7 +114,7 @@ impl Transaction<'_> {
 
     /// The first waiter checks again when a lease ends. The others rely on it, and check now and
     /// then because its process may be stopped.
-    fn waiting(&self, seq: i64, queue: Queue, before: Option<ClaimRow>) -> ClaimStatus {
+    fn waiting(&self, seq: i64, queue: LockQueue, before: Option<ClaimRow>) -> ClaimStatus {
         let (watch, check_at) = match before {
             Some(before) => (vec![before.process], u64::MAX),
             None => {

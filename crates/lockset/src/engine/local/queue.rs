@@ -36,7 +36,7 @@ const HEARTBEAT: Duration = Duration::from_secs(20);
 const SWEEP_WAITERS_AFTER: Duration = Duration::from_secs(86_400);
 
 /// A name after it was settled.
-pub(super) struct Queue {
+pub(super) struct LockQueue {
     /// `None`: the name has no row of its own yet.
     pub(super) fence: Option<u64>,
     /// There may be watchers.
@@ -47,7 +47,7 @@ pub(super) struct Queue {
     pub(super) first_waiter: Option<ClaimRow>,
 }
 
-impl Queue {
+impl LockQueue {
     pub(super) fn mode_in_use(&self) -> Option<Mode> {
         self.holders.first().or(self.first_waiter.as_ref()).map(|claim| claim.mode)
     }
@@ -74,7 +74,7 @@ pub(super) struct Position {
 impl Transaction<'_> {
     /// Removes the holders whose lease is over and the first waiters that are gone, and admits
     /// waiters, in order, while they fit behind the rest.
-    pub(super) fn settle(&mut self, name: &Name) -> SqlResult<Queue> {
+    pub(super) fn settle(&mut self, name: &Name) -> SqlResult<LockQueue> {
         let (mut queue, lapsed) = self.read_queue(name)?;
         for claim in lapsed {
             self.delete(name, claim.seq)?;
@@ -90,7 +90,7 @@ impl Transaction<'_> {
     }
 
     /// The queue of a name as it is once settled, and the claims that settling removes.
-    pub(super) fn read_queue(&self, name: &Name) -> SqlResult<(Queue, Vec<ClaimRow>)> {
+    pub(super) fn read_queue(&self, name: &Name) -> SqlResult<(LockQueue, Vec<ClaimRow>)> {
         let (mut fence, mut watched, mut tally) = (None, true, Tally::default());
         let (mut holders, mut first_waiter, mut lapsed) =
             (Vec::<ClaimRow>::new(), None, Vec::new());
@@ -122,7 +122,7 @@ impl Transaction<'_> {
             tally.add(claim.mode);
             holders.push(claim);
         }
-        Ok((Queue { fence, watched, tally, holders, first_waiter }, lapsed))
+        Ok((LockQueue { fence, watched, tally, holders, first_waiter }, lapsed))
     }
 
     /// Whether a lease still runs. A lease that ends more than one ttl from now was written before
@@ -162,7 +162,7 @@ impl Transaction<'_> {
     }
 
     /// Grants the lock to those among `holders` that were waiting until now, and notifies them.
-    pub(super) fn admit(&mut self, name: &Name, queue: &mut Queue) -> SqlResult<()> {
+    pub(super) fn admit(&mut self, name: &Name, queue: &mut LockQueue) -> SqlResult<()> {
         let mut fence = queue.fence.unwrap_or(0);
         for held in queue.holders.iter_mut().filter(|held| held.expires.is_none()) {
             let expires = self.now.saturating_add(held.ttl);
@@ -239,7 +239,7 @@ impl Transaction<'_> {
         self.db.execute("UPDATE home SET swept = ?1", [last.unwrap_or_default()]).map(|_| ())
     }
 
-    pub(super) fn insert_holder(&mut self, claim: &Claim, queue: &Queue) -> SqlResult<Grant> {
+    pub(super) fn insert_holder(&mut self, claim: &Claim, queue: &LockQueue) -> SqlResult<Grant> {
         let seq = queue.last_seq() + 1;
         let token = next_token(queue.fence.unwrap_or(0), claim.floor.map(Token::get));
         let expires = self.now.saturating_add(nanos(claim.ttl));
@@ -335,7 +335,7 @@ impl Transaction<'_> {
         &self,
         claim: &Claim,
         seq: i64,
-        queue: &Queue,
+        queue: &LockQueue,
     ) -> SqlResult<Option<Position>> {
         if let Some(first) = queue.first_waiter.as_ref().filter(|first| first.id == claim.id) {
             return Ok(Some(Position { before: None, seen: first.seen }));
@@ -355,7 +355,7 @@ impl Transaction<'_> {
     }
 
     /// Removes the holders, and the first waiter, whose processes died. Whether there were any.
-    pub(super) fn remove_dead(&mut self, name: &Name, queue: &Queue) -> SqlResult<bool> {
+    pub(super) fn remove_dead(&mut self, name: &Name, queue: &LockQueue) -> SqlResult<bool> {
         let mut any = false;
         for claim in queue.holders.iter().chain(&queue.first_waiter) {
             any |= self.remove_if_dead(name, claim)?;

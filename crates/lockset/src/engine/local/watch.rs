@@ -15,7 +15,7 @@ use crate::name::Name;
 use crate::sync;
 
 /// A watch with a row in the file, until it is dropped.
-pub(super) struct Watching {
+pub(super) struct FileWatch {
     pub(super) store: Arc<Store>,
     /// The id of its row in the file.
     id: i64,
@@ -23,16 +23,16 @@ pub(super) struct Watching {
     number: u64,
 }
 
-impl Watching {
+impl FileWatch {
     pub(super) async fn begin(store: Arc<Store>, scope: &Scope) -> Result<(Self, Changes)> {
         store.check_not_forked()?;
         let (number, changes) = store.inbox.dispatcher.changes(scope);
         let id = store.begin_watch();
         // From here on, dropping it ends the watch, even while its row is still being written.
-        let watching = Self { store, id, number };
+        let watch = Self { store, id, number };
         let scope = scope.clone();
-        watching.store.write(BUSY_TIMEOUT, move |txn| txn.add_watcher(id, &scope)).await?;
-        Ok((watching, changes))
+        watch.store.write(BUSY_TIMEOUT, move |txn| txn.add_watcher(id, &scope)).await?;
+        Ok((watch, changes))
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) fn recheck(store: Arc<Store>, scope: Scope) -> Recheck {
 
 pub(super) type Changes = tokio::sync::mpsc::UnboundedReceiver<Name>;
 
-impl Drop for Watching {
+impl Drop for FileWatch {
     fn drop(&mut self) {
         if !self.store.is_forked() {
             self.store.inbox.dispatcher.end_changes(self.number);
