@@ -20,7 +20,7 @@ use crate::table::{Table, Target, micros};
 const ROUNDS: usize = 11;
 const FEW: usize = 1_000;
 const MANY: usize = 10_000;
-/// How many leave the queue in one slice: few, so that it often falls between two signs of life.
+/// How many leave the queue in one slice: few, so that it often falls between two heartbeats.
 const LEAVERS: usize = 20;
 /// So many at a time join the queue, so that no request waits too long for its answer.
 const JOINERS: usize = 500;
@@ -32,15 +32,15 @@ pub(crate) fn hand_off_and_cancel(server: &Server, pace: Pace, table: &mut Table
     runtime.block_on(async {
         let options = RedisOptions { url: server.url(), ..RedisOptions::default() };
         let engine: Arc<dyn Engine> = Arc::new(Redis::connect(options).await.unwrap());
-        let mut crowds =
+        let mut groups =
             [Contenders::gather(&engine, FEW).await, Contenders::gather(&engine, MANY).await];
         for round in 0..pace.rounds(ROUNDS) {
-            for place in rotated(crowds.len(), round) {
-                crowds[place].round(server).await;
+            for place in rotated(groups.len(), round) {
+                groups[place].round(server).await;
             }
         }
         let at_rest = at_rest(server, pace).await;
-        let [few, many] = &crowds;
+        let [few, many] = &groups;
         let mut tell = |what: &str, few: &[f64], many: &[f64]| {
             let work = format!("10,000 waiters: server CPU per {what} / with 1,000");
             let cpu = micros(median(many.iter().copied()));
@@ -53,10 +53,10 @@ pub(crate) fn hand_off_and_cancel(server: &Server, pace: Pace, table: &mut Table
     });
 }
 
-/// The part of a core that the server needs for the signs of life, which the slices leave out.
+/// The part of a core that the server needs for the heartbeats, which the slices leave out.
 async fn at_rest(server: &Server, pace: Pace) -> f64 {
     let (before, start) = (server.cpu(), Instant::now());
-    // A few times the span between two signs of life of the same waiter.
+    // A few times the span between two heartbeats of the same waiter.
     tokio::time::sleep(pace.span(Duration::from_secs(15))).await;
     (server.cpu() - before) / start.elapsed().as_secs_f64()
 }

@@ -1,4 +1,4 @@
-//! The command line: what can be said, and what is refused before anything is done.
+//! The command line: its arguments, and what is rejected before anything is done.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,13 +8,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use lockset::{Name, Note, Prefix};
 
-/// Longer than anybody means: most likely a slip of the unit.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+/// A longer duration is most likely a mistake in the unit.
+const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// Run commands under a distributed lock, and look after such locks.
+/// Run commands under a distributed lock, and manage such locks.
 ///
-/// One set of verbs on every engine. The engine is given by -u URL, else by LOCKSET_URL, else it
-/// is `local:`, which needs no server: one file, many processes of this machine.
+/// The verbs are the same on every engine. The engine is given by -u URL, else by LOCKSET_URL, else
+/// it is `local:`, which needs no server: one file for all processes of this machine.
 #[derive(Debug, Parser)]
 #[command(name = "lockset", version, max_term_width = 100, after_help = EXAMPLES)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -29,15 +29,15 @@ pub(crate) struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   lockset run nightly -- ./backup.sh          wait for the lock, run, release
-  lockset run -n nightly -- ./backup.sh       exit with 75 if somebody else holds it
+  lockset run -n nightly -- ./backup.sh       exit with 75 if the lock is busy
   lockset run --permits 1 --limit 4 render -- ffmpeg ...
   lockset show nightly                        who holds it, who waits
   lockset watch jobs/ --json                  every change, one JSON document per line";
 
-/// Where the locks live.
+/// The engine.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EngineArgs {
-    /// The engine and its place, such as `local:/path/file.db` or `redis://host` (see --help)
+    /// The engine and its address, such as `local:/path/file.db` or `redis://host` (see --help)
     #[arg(short, long, global = true, env = "LOCKSET_URL", hide_env_values = true)]
     #[arg(long_help = URL_HELP)]
     pub(crate) url: Option<String>,
@@ -47,15 +47,15 @@ pub(crate) struct EngineArgs {
     #[arg(env = "LOCKSET_PASSWORD_FILE", hide_env_values = true)]
     pub(crate) password_file: Option<PathBuf>,
 
-    /// Say more on stderr; twice for the engine's own events
+    /// Print more on stderr; twice for the engine's own events
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }
 
 const URL_HELP: &str = "\
-The engine and its place; `local:` if not given:
+The engine and its address; `local:` if not given:
   local:                                 a file of this user
-  local:/path/file.db                    this file; ?mode=660 if others may use it too
+  local:/path/file.db                    this file; ?mode=660 lets others use it too
   redis://host:port/db                   one Redis server
   redis+sentinel://host:port,.../service the master that sentinels name
   redis+cluster://host:port,...          a Redis cluster
@@ -66,8 +66,8 @@ The engine and its place; `local:` if not given:
   rediss:// rediss+sentinel:// rediss+cluster:// redlocks:// etcds:// zks://   by TLS
 
 Port, db, prefix and chroot may be left out. A user is written `user@` before the hosts. A \
-password (`user:password@`) is never printed, but may be seen by others in the list of processes; \
---password-file and LOCKSET_PASSWORD are not.";
+password (`user:password@`) is never printed, but others may see it in the list of processes; \
+--password-file and LOCKSET_PASSWORD avoid that.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
@@ -117,7 +117,7 @@ pub(crate) struct RunArgs {
     pub(crate) name: Name,
 
     #[command(flatten)]
-    pub(crate) patience: Patience,
+    pub(crate) wait_args: WaitArgs,
 
     #[command(flatten)]
     pub(crate) mode: ModeArgs,
@@ -143,7 +143,7 @@ Examples:
   lockset run x -- sh -c 'cd /srv && ./job >log 2>&1'      a shell only if you want one
 
 Environment of the command:
-  LOCKSET_NAME, LOCKSET_TOKEN (the fencing token: give it to whatever the lock protects),
+  LOCKSET_NAME, LOCKSET_TOKEN (the fencing token: send it to the resource that the lock protects),
   LOCKSET_OWNER, LOCKSET_ENGINE, LOCKSET_TTL_MS, and LOCKSET_URL without its passwords, however it
   was given. LOCKSET_PASSWORD and LOCKSET_PASSWORD_FILE are not passed on: a lockset within the
   command uses the same engine, and fails if that needs a password.
@@ -157,8 +157,8 @@ Exit code:
 Signals:
   INT TERM HUP QUIT USR1 USR2 WINCH TSTP CONT are passed on to the command's process group. While
   lockset waits for the lock, INT TERM HUP QUIT end it and leave nothing behind. A job suspended
-  with Ctrl-Z cannot renew its lease: suspended for longer than --ttl, the lock is lost and the
-  command is killed.
+  with Ctrl-Z cannot renew its lease: if it is suspended for longer than --ttl, the lock is lost
+  and the command is killed.
 
 When the lock cannot be kept:
   The command's group gets TERM --grace before the lease ends, and it and all its descendants get
@@ -167,9 +167,10 @@ When the lock cannot be kept:
 
 When lockset is killed:
   A small guardian process, the parent of the command, then kills the command and all its
-  descendants, also those that left the process group. On the local engine nobody is granted the
-  lock before they are gone. If the guardian is killed, lockset does the same; on the local engine
-  the next in line may then start a moment before the last descendant is dead. Not covered:
+  descendants, also those that left the process group. On the local engine no other process is
+  granted the lock before they are gone. If the guardian is killed, lockset does the same; on the
+  local engine the next holder may then start a moment before the last descendant is dead. Not
+  covered:
   lockset and its guardian killed in the same instant (the command itself still dies, what it
   started may not), processes that cannot be killed because they sleep uninterruptibly or have
   changed their user, and systems other than Linux, which know neither sub-reapers nor parent-death
@@ -183,7 +184,7 @@ When lockset is killed:
 #[command(after_help = "Examples:\n  lockset elect scheduler -- ./scheduler\n  \
     lockset elect scheduler --note \"$(hostname):8080\" --once -- ./scheduler")]
 pub(crate) struct ElectArgs {
-    /// The office
+    /// The election
     pub(crate) name: Name,
 
     /// Campaign once, and exit as `run` would
@@ -195,7 +196,7 @@ pub(crate) struct ElectArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) patience: Patience,
+    pub(crate) wait_args: WaitArgs,
 
     #[command(flatten)]
     pub(crate) job: JobArgs,
@@ -203,7 +204,7 @@ pub(crate) struct ElectArgs {
 
 /// How long to wait for the lock.
 #[derive(Args, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct WaitArgs {
     /// Do not wait: exit with 75 if the lock is busy
     ///
     /// An engine that cannot be reached is not waited for either.
@@ -213,7 +214,7 @@ pub(crate) struct Patience {
     /// Wait at most this long (30s, 1h30m), then exit with 124; without it, as long as it takes
     ///
     /// An engine that cannot be reached or is not ready is waited for as well. If it does not
-    /// answer in this time, lockset exits with 125.
+    /// reply in this time, lockset exits with 125.
     #[arg(short, long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
 
@@ -222,7 +223,7 @@ pub(crate) struct Patience {
     pub(crate) conflict_exit_code: Option<u8>,
 }
 
-/// In which way to hold the lock.
+/// The mode of the lock.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct ModeArgs {
     /// Hold it together with other shared holders
@@ -234,12 +235,12 @@ pub(crate) struct ModeArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) permits: Option<u32>,
 
-    /// How many permits there are in all; every user of the name must say the same
+    /// The number of permits in all; every user of the name must give the same
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
 }
 
-/// The command, and how it is treated.
+/// The command, and how it is run and ended.
 #[derive(Args, Debug)]
 pub(crate) struct JobArgs {
     #[command(flatten)]
@@ -253,12 +254,12 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) max_hold: Option<Duration>,
 
-    /// How long before the end of the lease the command is asked to end; a third of the ttl
-    /// unless told, and at most (two ninths on ZooKeeper)
+    /// How long before the end of the lease the command gets TERM; default and maximum: a third
+    /// of the ttl (two ninths on ZooKeeper)
     #[arg(long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) grace: Option<Duration>,
 
-    /// Let background processes of the command go on after it ended
+    /// Let background processes of the command continue after it ended
     ///
     /// Without this, members of its process group that still run get TERM, then KILL, before the
     /// lock is released.
@@ -275,10 +276,10 @@ pub(crate) struct JobArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// What is said to the engine about a claim.
+/// Options of a claim.
 #[derive(Args, Debug)]
 pub(crate) struct TermArgs {
-    /// The lease: how long the lock outlives a crash where the engine cannot see it
+    /// The lease: how long the lock outlives a crash that the engine cannot see
     #[arg(long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) ttl: Option<Duration>,
 
@@ -289,8 +290,8 @@ pub(crate) struct TermArgs {
 
 /// Take a lock that outlives this command, and write a ticket for it
 ///
-/// Nobody renews it by itself: the lock lives as long as its lease, and `lockset renew` makes that
-/// longer. Whoever has the ticket can renew and release.
+/// The lock is not renewed by itself: it ends with its lease unless `lockset renew` renews it.
+/// Every process that has the ticket can renew and release the lock.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  lockset acquire deploy --ttl 10m --ticket deploy.ticket\n  \
     token=$(lockset acquire deploy --ttl 10m --ticket deploy.ticket --print token)\n  \
@@ -312,16 +313,16 @@ pub(crate) struct AcquireArgs {
     pub(crate) note: Option<String>,
 
     #[command(flatten)]
-    pub(crate) patience: Patience,
+    pub(crate) wait_args: WaitArgs,
 
     #[command(flatten)]
     pub(crate) mode: ModeArgs,
 
-    /// Print what was taken as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Print nothing but this; the ticket must then go to a file
+    /// Print only this; the ticket must then go to a file
     #[arg(long, value_name = "WHAT", conflicts_with = "json")]
     pub(crate) print: Option<Printed>,
 }
@@ -338,7 +339,7 @@ pub(crate) enum Printed {
 pub(crate) struct TicketArgs {
     /// The ticket that `lockset acquire` wrote, or `-` for stdin
     ///
-    /// Without -u and LOCKSET_URL the lock is looked for where the ticket says that it lives.
+    /// Without -u and LOCKSET_URL the engine is the one that the ticket names.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) ticket: PathBuf,
 
@@ -370,11 +371,11 @@ pub(crate) struct ShowArgs {
     pub(crate) json: bool,
 }
 
-/// Take a lock away from whoever holds it
+/// Take a lock away from its holder
 ///
-/// Without --now its renewals are refused and its holder is told; the lock is free when the
-/// running lease ends, and no two parties ever hold it. With --now it is free at once, while its
-/// holder may still be at work.
+/// Without --now renewals are rejected and the holder is notified; the lock is free when the
+/// running lease ends, and it is never held twice. With --now it is free at once, while its former
+/// holder may still be working.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  lockset break nightly\n  lockset break nightly --now\n\n\
     Exit code:\n  0    it is or will be taken away\n  1    nothing was done: it is not held, or \
@@ -387,12 +388,12 @@ pub(crate) struct BreakArgs {
     #[arg(long)]
     pub(crate) now: bool,
 
-    /// Print who held it as JSON
+    /// Print the former holders as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// A duration such as `30s` or `1h30m`, in words that follow clap's "invalid value for ...".
+/// A duration such as `30s` or `1h30m`. Errors continue clap's "invalid value for ...".
 fn duration(text: &str) -> Result<Duration, String> {
     if text.trim_start().starts_with('-') {
         return Err("a duration cannot be negative".into());
@@ -405,8 +406,8 @@ fn duration(text: &str) -> Result<Duration, String> {
     if span.is_zero() {
         return Err("it must be longer than zero".into());
     }
-    if span > LONGEST {
-        return Err("longer than a year, which is hardly meant".into());
+    if span > MAX_DURATION {
+        return Err("longer than a year, which is probably a mistake".into());
     }
     Ok(span)
 }
@@ -430,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_understood_or_refused_with_the_reason() {
+    fn durations_are_parsed_or_rejected_with_the_reason() {
         assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         for (text, reason) in [

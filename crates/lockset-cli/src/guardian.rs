@@ -1,12 +1,12 @@
 //! The guardian: a small process between lockset and the command, so that the command never
 //! outlives the lock.
 //!
-//! It is lockset's own binary, executed again before the lock is asked for, and the parent and
-//! sub-reaper of the command: whatever the command starts, in whichever group or session, stays
+//! It is lockset's own binary, executed again before the lock is requested, and the parent and
+//! sub-reaper of the command: every process that the command starts, in any group or session, stays
 //! below the guardian. When its link to lockset closes (lockset was killed) it kills everything
-//! below itself. It also keeps the lease's deadlines by its own clock, so that a lockset that is
-//! stopped or starved cannot let the command run on. It is single-threaded, blocks every signal,
-//! and never waits for lockset: reports that lockset does not read are queued.
+//! below itself. It also keeps the deadlines of the lease by its own clock, so that the command is
+//! ended even if lockset is stopped or starved. It is single-threaded, blocks every signal, and
+//! never waits for lockset: reports that lockset does not read are queued.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -24,15 +24,15 @@ use crate::{procs, sys};
 /// The hidden subcommand under which lockset's binary is the guardian.
 pub(crate) const SUBCOMMAND: &str = "__guardian";
 
-/// How often a group is looked at while it is being ended; its members' deaths are seen at once
-/// where they are our own children.
+/// How often a group is checked while it is being ended. The deaths of our own children are noticed
+/// at once.
 const SWEEP_TICK: Duration = Duration::from_millis(20);
 
-/// The longest sleep while a lease runs. Sleeping does not count the time the machine is
-/// suspended, so the clock is looked at again soon after it wakes up.
+/// The longest sleep while a lease runs. Sleeping does not count the time for which the machine is
+/// suspended, so the clock is read again soon after it wakes up.
 const LEASE_TICK: Duration = Duration::from_secs(1);
 
-/// The guardian's whole life.
+/// The main function of the guardian.
 pub(crate) fn main() -> io::Result<()> {
     let link = sys::link_of_guardian()?;
     link.set_nonblocking(true)?;
@@ -44,7 +44,7 @@ pub(crate) fn main() -> io::Result<()> {
     let mut guardian = Guardian { link, deaths, inbox, outbox, lease: None, job: None };
     match guardian.serve() {
         Ok(Verdict::Dismissed) => Ok(()),
-        // Lockset is gone, or the link is of no use: both mean that nobody keeps the lock.
+        // Lockset is gone, or the link is broken: in both cases the lock is not kept any more.
         Ok(Verdict::Abandoned) | Err(_) => {
             guardian.kill_all();
             Ok(())
@@ -77,7 +77,7 @@ struct Job {
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
     Running,
-    /// The command ended, others of its group did not; they are killed at this time.
+    /// The command ended, others of its group did not; they get KILL at this time.
     Sweeping {
         kill_at: Duration,
     },
@@ -98,7 +98,7 @@ impl Guardian {
                 drain(&self.deaths);
             }
             self.reap()?;
-            if orders && let Some(verdict) = self.take_orders()? {
+            if orders && let Some(verdict) = self.read_orders()? {
                 return Ok(verdict);
             }
             self.keep_lease()?;
@@ -107,7 +107,8 @@ impl Guardian {
         }
     }
 
-    /// Waits until there is something to do; whether there are orders, and whether deaths.
+    /// Waits until there is something to do. Returns whether there are orders, and whether children
+    /// ended.
     fn sleep(&self) -> io::Result<(bool, bool)> {
         let timeout = self.next_wake().map(|at| {
             let wait = at.saturating_sub(sys::now()).min(LEASE_TICK);
@@ -118,7 +119,7 @@ impl Guardian {
         let mut ready = [PollFd::new(&self.link, link), PollFd::new(&self.deaths, PollFlags::IN)];
         match poll(&mut ready, timeout.as_ref()) {
             Ok(_) => {
-                // That the link broke has flags of its own, and is found out by reading.
+                // A broken link has flags of its own, and reading it reports the error.
                 let orders = ready[0].revents().difference(PollFlags::OUT);
                 Ok((!orders.is_empty(), !ready[1].revents().is_empty()))
             }
@@ -135,7 +136,7 @@ impl Guardian {
         lease.into_iter().chain(sweep).min()
     }
 
-    fn take_orders(&mut self) -> io::Result<Option<Verdict>> {
+    fn read_orders(&mut self) -> io::Result<Option<Verdict>> {
         let mut bytes = [0; 16 * 1024];
         match self.link.read(&mut bytes) {
             Ok(0) => return Ok(Some(Verdict::Abandoned)),
@@ -157,7 +158,7 @@ impl Guardian {
     }
 
     fn note_lease(&mut self, lease: Lease) {
-        // It was renewed after all: whoever outlived the last warning gets another one.
+        // It was renewed after all: processes that outlived the last TERM get another one.
         if let Some(job) = &mut self.job {
             job.warned &= lease.term_at <= sys::now();
         }
@@ -203,7 +204,7 @@ impl Guardian {
         let _ = kill_process_group(job.group, Signal::CONT);
     }
 
-    /// Takes leave of every child that ended, the command or an orphan that came to us.
+    /// Reaps every child that ended: the command, or an orphan that became our child.
     fn reap(&mut self) -> io::Result<()> {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
         while let Ok(Some((pid, status))) = rustix::process::wait(options) {
@@ -225,7 +226,7 @@ impl Guardian {
         let Some(job) = &mut self.job else { return Ok(()) };
         match job.sweep {
             Some(grace) if procs::group_is_alive(job.group) => {
-                // Whoever is stopped must be continued, or it cannot obey.
+                // Whoever is stopped must be continued, or it cannot execute.
                 let _ = kill_process_group(job.group, Signal::TERM);
                 let _ = kill_process_group(job.group, Signal::CONT);
                 job.phase = Phase::Sweeping { kill_at: sys::now() + grace };
@@ -235,7 +236,7 @@ impl Guardian {
         }
     }
 
-    /// Goes on ending those of the group who outlived the command.
+    /// Continues to end the processes of the group that outlived the command.
     fn sweep(&mut self) -> io::Result<()> {
         let Some(job) = &mut self.job else { return Ok(()) };
         if job.phase == Phase::Running {
@@ -259,7 +260,7 @@ impl Guardian {
         self.report(Report::Quiet)
     }
 
-    /// TERM, then KILL, as the lease comes to its end.
+    /// TERM, then KILL, as the lease approaches its end.
     fn keep_lease(&mut self) -> io::Result<()> {
         let (Some(lease), Some(job)) = (&self.lease, &mut self.job) else { return Ok(()) };
         let now = sys::now();
@@ -283,7 +284,7 @@ impl Guardian {
         self.report(Report::Gone)
     }
 
-    /// Kills everything below this process; how the command ended, if it had not before.
+    /// Kills everything below this process. Returns how the command ended, if it had not before.
     fn kill_all(&mut self) -> Option<Ending> {
         let group = self.job.take().map(|job| job.group);
         self.lease = None;

@@ -1,4 +1,4 @@
-//! Where the locks live: the URL, and a password that is used but never shown.
+//! The URL of the engine, and its password, which is used but never shown.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::output::Failure;
 pub(crate) const SECRET_VARIABLES: [&str; 3] =
     ["LOCKSET_URL", "LOCKSET_PASSWORD", "LOCKSET_PASSWORD_FILE"];
 
-/// The engines whose URL can carry a password, for all servers together.
+/// The schemes whose URL can contain one password for all servers.
 const TAKE_PASSWORD: [&str; 11] = [
     "redis",
     "rediss",
@@ -25,24 +25,24 @@ const TAKE_PASSWORD: [&str; 11] = [
     "zks",
     "postgres",
 ];
-/// Those whose servers know nothing of each other, and may have a user each.
+/// The schemes whose servers are independent and may have a user each.
 const TAKE_PASSWORDS: [&str; 2] = ["redlock", "redlocks"];
-/// Those that read a login before each host. The others read one before all hosts, and its password
-/// may contain commas.
+/// The schemes with a login before each host. The others have one before all hosts, and its
+/// password may contain commas.
 const LOGIN_PER_HOST: [&str; 4] = ["redlock", "redlocks", "zk", "zks"];
-/// The URL option that carries a password.
+/// The URL option that contains a password.
 const SENTINEL_LOGIN: &str = "sentinel_login";
 
-/// A URL that is complete, password included. It has no `Debug` and no `Display` for a reason.
+/// A complete URL, including the password. Therefore it has no `Debug` and no `Display`.
 #[derive(Clone)]
 pub(crate) struct Home {
     url: String,
-    /// Nobody gave a URL: it is the one that a ticket names.
+    /// No URL was given: it is the one that a ticket names.
     from_ticket: bool,
 }
 
 impl Home {
-    /// The URL that was given, else the one that the ticket names, else the usual one.
+    /// The URL that was given, else the one that the ticket names, else the default.
     pub(crate) fn from_args(args: &EngineArgs, ticket: Option<&Ticket>) -> Result<Self, Failure> {
         let given = args.url.as_deref().filter(|url| !url.is_empty());
         let (url, from_ticket) = match (given, ticket) {
@@ -72,8 +72,8 @@ impl Home {
         Lockset::builder(&self.url)
     }
 
-    /// The URL as the command finds it: without passwords, so that a nested call that needs one
-    /// fails, and naming the file that was used, wherever the nested call looks for it.
+    /// The URL in the command's environment: without passwords, so that a nested call that needs
+    /// one fails, and with the path of the file that was used, wherever the nested call runs.
     pub(crate) fn url_for_command(&self, locks: &Lockset) -> String {
         let is_local = self.url.starts_with("local:");
         // A path that is not UTF-8, or that a URL cannot name, is not replaced by another one.
@@ -86,7 +86,7 @@ impl Home {
         }
     }
 
-    /// Takes every password of the URL out of a text that is going to be shown.
+    /// Removes every password of the URL from a text that will be shown.
     pub(crate) fn redact(&self, text: &str) -> String {
         let logins = userinfos(&self.url).chain(sentinel_login(&self.url));
         let passwords = logins.filter_map(|info| info.split_once(':'));
@@ -99,17 +99,17 @@ impl Home {
     }
 }
 
-/// Where a ticket's lock can be connected to.
+/// The URL of a ticket's engine.
 fn url_of(ticket: &Ticket) -> Result<&str, Failure> {
     let home = ticket.home();
-    // Sentinels are not named by it, and another process has another memory.
+    // It does not name sentinels, and another process has other memory.
     match home.contains("://") || home.starts_with("local:") {
         true => Ok(home),
         false => Err(Failure::own(format!(
-            "the ticket's lock `{}` lives at {home}, which does not tell how to connect to it",
+            "the ticket's lock `{}` is at {home}, which is not a URL to connect to",
             ticket.name()
         ))
-        .hint("set LOCKSET_URL to the URL by which it was taken")),
+        .hint("set LOCKSET_URL to the URL with which it was acquired")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Lockset's side of the link to its guardian, and the signals lockset gets.
+//! Lockset's side of the link to its guardian, and the signals that lockset gets.
 
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
@@ -17,19 +17,19 @@ use crate::wire::{Inbox, Order, Report};
 use crate::{guardian, procs, sys};
 
 /// A guardian that has not read its orders for this long was stopped.
-const UNREAD_AFTER: Duration = Duration::from_millis(100);
+const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What must be in place before the first thread exists and the lock is asked for.
+/// What must be in place before the first thread exists and the lock is requested.
 pub(crate) struct Prepared {
     guardian: u32,
     link: StdStream,
     signals: StdStream,
-    /// Children that are not ours to end: `sleep 9 & exec lockset …` leaves one.
+    /// Children that lockset must not end: `sleep 9 & exec lockset …` leaves one.
     older: Vec<i32>,
 }
 
 impl Prepared {
-    /// Starts the guardian and begins to listen for signals.
+    /// Starts the guardian and the handling of signals.
     pub(crate) fn begin() -> Result<Self, Failure> {
         let older = procs::children();
         let failed = |error| Failure::own(format!("cannot start the guardian process: {error}"));
@@ -42,7 +42,7 @@ impl Prepared {
         Ok(Self { guardian, link, signals, older })
     }
 
-    /// The guardian's process, which stands for the whole tree.
+    /// The guardian's process, which represents the whole tree.
     pub(crate) fn guardian(&self) -> u32 {
         self.guardian
     }
@@ -61,8 +61,8 @@ impl Prepared {
     }
 }
 
-/// Not a fork: the binary is executed again, so the guardian has no copy of whatever lockset holds
-/// in memory. `/proc/self/exe` is this very file even if an upgrade has replaced it meanwhile.
+/// Not a fork: the binary is executed again, so the guardian has no copy of lockset's memory.
+/// `/proc/self/exe` is this very file even if an upgrade has replaced it meanwhile.
 fn start_guardian(theirs: &StdStream) -> io::Result<u32> {
     let spawn = |path: &std::path::Path| {
         let mut command = Command::new(path);
@@ -86,12 +86,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Gives an order. A guardian that does not read its orders is continued, so that this cannot
-    /// block; that it is gone is found out by [`Link::report`].
+    /// Sends an order. A guardian that does not read its orders is continued, so that this cannot
+    /// block. [`Link::report`] notices that it is gone.
     pub(crate) async fn order(&mut self, order: &Order) {
         let (order, guardian) = (order.encode(), self.guardian);
         let mut writing = pin!(self.stream.write_all(&order));
-        while tokio::time::timeout(UNREAD_AFTER, &mut writing).await.is_err() {
+        while tokio::time::timeout(READ_TIMEOUT, &mut writing).await.is_err() {
             wake(guardian);
         }
     }
@@ -115,7 +115,7 @@ impl Link {
         wake(self.guardian);
     }
 
-    /// The guardian is gone, so its children have come to us: does its last duty in its place.
+    /// The guardian is gone, so its children are ours now: kills them in its place.
     pub(crate) fn act_for_guardian(&self) {
         procs::kill_descendants(&self.older, |_, _| {});
     }
@@ -132,8 +132,8 @@ fn wake(guardian: Option<Pid>) {
 pub(crate) struct Signals(UnixStream);
 
 impl Signals {
-    /// Listens to the signals that ask lockset to end, where there is no command to pass them to.
-    pub(crate) fn that_end() -> Result<Self, Failure> {
+    /// Handles the signals that ask lockset to end, when there is no command to forward them to.
+    pub(crate) fn that_terminate() -> Result<Self, Failure> {
         let listen = || {
             let stream = sys::signal_stream(&sys::ENDING)?;
             UnixStream::from_std(stream)
@@ -142,8 +142,8 @@ impl Signals {
         Ok(Self(listen().map_err(failed)?))
     }
 
-    /// The next signal. Deaths of children are dealt with on the way: as process 1 of a container
-    /// lockset gets everybody's orphans. May be cancelled.
+    /// The next signal. Children that ended are reaped on the way: as process 1 of a container
+    /// lockset becomes the parent of all orphans. May be cancelled.
     pub(crate) async fn next(&mut self) -> i32 {
         loop {
             let mut byte = [0; 1];

@@ -1,17 +1,17 @@
-//! The `lockset` command: run commands under a distributed lock, and look after such locks.
+//! The `lockset` command: runs commands under a distributed lock, and manages such locks.
 
+mod acquire;
 mod args;
 mod guardian;
 mod home;
+mod inspect;
 mod link;
-mod look;
 mod outage;
 mod output;
 mod procs;
 mod run;
 mod supervise;
 mod sys;
-mod take;
 mod terminal;
 mod tickets;
 mod timing;
@@ -27,28 +27,28 @@ use tokio::runtime::{Builder, Runtime};
 
 use args::{Cli, Verb};
 use home::Home;
-use output::{Failure, code, complain};
+use output::{Failure, code, print_message};
 
 fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|arg| arg == guardian::SUBCOMMAND) {
         return match guardian::main() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                complain(error);
+                print_message(error);
                 code::OWN_ERROR.into()
             }
         };
     }
     match Cli::try_parse() {
-        Ok(cli) => obey(&cli).into(),
-        Err(error) => refuse(&error).into(),
+        Ok(cli) => execute(&cli).into(),
+        Err(error) => print_usage_error(&error).into(),
     }
 }
 
-/// Does what was asked; the exit code.
-fn obey(cli: &Cli) -> u8 {
+/// Executes the verb and returns the exit code.
+fn execute(cli: &Cli) -> u8 {
     if cli.engine.verbose > 0 {
-        listen_to_events(cli.engine.verbose);
+        init_logging(cli.engine.verbose);
     }
     let mut home = None;
     match dispatch(cli, &mut home) {
@@ -83,10 +83,10 @@ fn dispatch(cli: &Cli, home: &mut Option<Home>) -> Result<u8, Failure> {
             let home = open(Some(&ticket))?;
             runtime()?.block_on(tickets::release(args, &ticket, &home))
         }
-        Verb::Ls(args) => runtime()?.block_on(look::list(args, &open(None)?)),
-        Verb::Show(args) => return runtime()?.block_on(look::show(args, &open(None)?)),
-        Verb::Watch(args) => runtime()?.block_on(look::watch(args, &open(None)?)),
-        Verb::Break(args) => return runtime()?.block_on(look::break_lock(args, &open(None)?)),
+        Verb::Ls(args) => runtime()?.block_on(inspect::list(args, &open(None)?)),
+        Verb::Show(args) => return runtime()?.block_on(inspect::show(args, &open(None)?)),
+        Verb::Watch(args) => runtime()?.block_on(inspect::watch(args, &open(None)?)),
+        Verb::Break(args) => return runtime()?.block_on(inspect::break_lock(args, &open(None)?)),
         Verb::Completions { shell } => completions(*shell),
         Verb::Man { dir: None } => man_page(),
         Verb::Man { dir: Some(dir) } => man_pages(dir),
@@ -94,13 +94,13 @@ fn dispatch(cli: &Cli, home: &mut Option<Home>) -> Result<u8, Failure> {
     .map(|()| 0)
 }
 
-/// A runtime for one command: no threads of its own.
+/// A runtime without threads of its own.
 pub(crate) fn runtime() -> Result<Runtime, Failure> {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::own(format!("cannot start: {error}")))
 }
 
-fn listen_to_events(verbose: u8) {
+fn init_logging(verbose: u8) {
     let level = match verbose {
         1 => tracing_subscriber::filter::LevelFilter::INFO,
         2 => tracing_subscriber::filter::LevelFilter::DEBUG,
@@ -113,14 +113,14 @@ fn listen_to_events(verbose: u8) {
         .init();
 }
 
-/// What clap has to say: help on stdout, or a refusal on stderr that begins like all of ours.
-fn refuse(error: &clap::Error) -> u8 {
+/// Prints clap's text: help on stdout, or an error on stderr that begins like all of ours.
+fn print_usage_error(error: &clap::Error) -> u8 {
     if !error.use_stderr() {
         let _ = error.print();
         return 0;
     }
     let text = error.render().to_string();
-    complain(text.trim_end().trim_start_matches("error: "));
+    print_message(text.trim_end().trim_start_matches("error: "));
     code::OWN_ERROR
 }
 

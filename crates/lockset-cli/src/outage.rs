@@ -1,24 +1,25 @@
 //! Waiting for an engine that cannot be reached, or is not ready, for a while.
 //!
-//! Only what may pass by itself is waited for; a wrong password, say, is an error at once.
+//! Only failures that may pass by themselves are waited for. A wrong password is an error at once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockset::{Builder, Error, Lockset};
 
-use crate::args::Patience;
+use crate::args::WaitArgs;
 use crate::home::Home;
-use crate::output::{Failure, complain};
+use crate::output::{Failure, print_message};
 use crate::sys;
 
 /// The first and the longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// An attempt to connect may take this long, however short the wait is: servers are far away.
+/// An attempt to connect may take this long, even if the wait is shorter: servers are far away.
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 
-/// How long one acquisition waits for its engine and its lock together, and what was said about it.
+/// How long one acquisition waits for its engine and its lock together, and what was printed so
+/// far.
 pub(crate) struct EngineWait {
     home: Home,
     no_wait: bool,
@@ -26,20 +27,20 @@ pub(crate) struct EngineWait {
     until: Option<Duration>,
     pause: Duration,
     has_failed: bool,
-    said: BTreeSet<String>,
+    printed: BTreeSet<String>,
 }
 
 impl EngineWait {
     /// The time counts from now on.
-    pub(crate) fn new(home: &Home, patience: &Patience) -> Self {
+    pub(crate) fn new(home: &Home, wait_args: &WaitArgs) -> Self {
         Self {
             home: home.clone(),
-            no_wait: patience.no_wait,
-            longest: patience.wait,
-            until: patience.wait.map(|longest| sys::now() + longest),
+            no_wait: wait_args.no_wait,
+            longest: wait_args.wait,
+            until: wait_args.wait.map(|longest| sys::now() + longest),
             pause: PAUSES.0,
             has_failed: false,
-            said: BTreeSet::new(),
+            printed: BTreeSet::new(),
         }
     }
 
@@ -47,8 +48,8 @@ impl EngineWait {
         &self.home
     }
 
-    /// How long the lock itself may be waited for. The time that it takes to connect to an engine
-    /// that answers does not count.
+    /// How long the lock itself may be waited for. The time to connect to an engine that replies
+    /// does not count.
     pub(crate) fn left(&self) -> Option<Duration> {
         match self.has_failed {
             true => self.until.map(|until| until.saturating_sub(sys::now())),
@@ -56,7 +57,7 @@ impl EngineWait {
         }
     }
 
-    /// Connects, however often it takes. Cancel safe.
+    /// Connects, in as many attempts as needed. Cancel safe.
     pub(crate) async fn connect(
         &mut self,
         builder: impl Fn(&Home) -> Builder,
@@ -69,7 +70,7 @@ impl EngineWait {
                 Ok(Ok(locks)) => return Ok(locks),
                 Ok(Err(error)) => self.pause_after(error).await?,
                 Err(_) => {
-                    let what = format!("the engine did not answer within {left:.1?}");
+                    let what = format!("the engine did not reply within {left:.1?}");
                     self.pause(Failure::own(what)).await?;
                 }
             }
@@ -79,7 +80,7 @@ impl EngineWait {
     /// Returns when it is time for another attempt.
     ///
     /// # Errors
-    /// The failure to end with, if the error does not pass by itself or the time is over.
+    /// The failure to end with, if the error cannot pass by itself or the time is over.
     pub(crate) async fn pause_after(&mut self, error: Error) -> Result<(), Failure> {
         let may_pass = matches!(error, Error::Unreachable { retryable: true, .. });
         match may_pass && !self.no_wait {
@@ -88,8 +89,8 @@ impl EngineWait {
         }
     }
 
-    /// Says what is waited for, once: failures that differ in numbers only (a time, another server
-    /// of the same list) are the same.
+    /// Prints what is waited for, once: failures that differ only in numbers (a time, another
+    /// server of the same list) count as the same.
     async fn pause(&mut self, failure: Failure) -> Result<(), Failure> {
         self.has_failed = true;
         let left = self.left();
@@ -97,13 +98,13 @@ impl EngineWait {
             return Err(failure);
         }
         let without_numbers = failure.message().replace(|c: char| c.is_ascii_digit(), "");
-        if self.said.insert(without_numbers) {
+        if self.printed.insert(without_numbers) {
             let how_long = match self.longest {
                 Some(longest) => format!("for up to {}", humantime::format_duration(longest)),
-                None => "until it answers".to_owned(),
+                None => "until it replies".to_owned(),
             };
             let why = self.home.redact(failure.message());
-            complain(format_args!("{why}; waiting {how_long}"));
+            print_message(format_args!("{why}; waiting {how_long}"));
         }
         tokio::time::sleep(left.map_or(self.pause, |left| left.min(self.pause))).await;
         self.pause = (self.pause * 2).min(PAUSES.1);

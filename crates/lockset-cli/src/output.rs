@@ -19,8 +19,7 @@ pub(crate) mod code {
     pub(crate) const NOT_FOUND: u8 = 127;
 }
 
-/// Why lockset ends without having done what it was asked: one line a person understands, a
-/// second where there is a next step, and the exit code.
+/// Why lockset fails: one line, a second one with the next step if there is one, and the exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -42,7 +41,7 @@ impl Failure {
         self
     }
 
-    /// A code with nothing to say about it: a signal asked lockset to end, a reader went away.
+    /// An exit code without a message: after a signal, or when a reader went away.
     pub(crate) fn silent(code: u8) -> Self {
         Self::new(code, "")
     }
@@ -51,14 +50,14 @@ impl Failure {
         &self.message
     }
 
-    /// Says it on stderr, after `redact` took out what must not be shown.
+    /// Prints it on stderr, after `redact` removed what must not be shown.
     pub(crate) fn print(&self, redact: impl Fn(&str) -> String) {
         if self.message.is_empty() {
             return;
         }
-        complain(redact(&self.message));
+        print_message(redact(&self.message));
         if let Some(hint) = &self.hint {
-            complain(format_args!("hint: {}", redact(hint)));
+            print_message(format_args!("hint: {}", redact(hint)));
         }
     }
 }
@@ -81,7 +80,7 @@ fn code_of(error: &Error) -> u8 {
     }
 }
 
-/// The error and what it came from, on one line, each said once.
+/// The error and its sources, on one line, each once.
 fn with_sources(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -98,10 +97,10 @@ fn with_sources(error: &Error) -> String {
 fn hint_for(error: &Error) -> Option<String> {
     match error {
         Error::Timeout { name, .. } => {
-            Some(format!("`lockset show {name}` tells who is before you"))
+            Some(format!("`lockset show {name}` shows who is before you"))
         }
         Error::Conflict { name, .. } => {
-            Some(format!("`lockset show {name}` tells how it is used; agree on one use per name"))
+            Some(format!("`lockset show {name}` shows how it is used; agree on one use per name"))
         }
         Error::Unsupported { .. } => Some("choose another engine with -u URL".into()),
         Error::Unreachable { retryable: true, .. } => {
@@ -111,8 +110,8 @@ fn hint_for(error: &Error) -> Option<String> {
     }
 }
 
-/// One line on stderr. Nothing can be done if even that fails.
-pub(crate) fn complain(message: impl Display) {
+/// Prints one line on stderr. A failure to print is ignored.
+pub(crate) fn print_message(message: impl Display) {
     let _ = writeln!(io::stderr(), "lockset: {message}");
 }
 
@@ -122,7 +121,7 @@ pub(crate) fn announce(name: &Name, token: Token, leads: bool) {
     let _ = writeln!(io::stderr(), "{event}");
 }
 
-/// A ttl that is not what was asked for, on stderr.
+/// A ttl that differs from the requested one, on stderr.
 pub(crate) fn announce_ttl(granted: Duration, asked: Duration) {
     let millis = |span: Duration| span.as_millis() as u64;
     let event = serde_json::json!({ "ttl_ms": millis(granted), "asked_ttl_ms": millis(asked) });
@@ -142,7 +141,8 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
 }
 
 impl From<io::Error> for Failure {
-    /// Of writing to stdout: a reader that went away has what it wanted (`lockset ls | head`).
+    /// An error of writing to stdout: a reader that went away has what it needs
+    /// (`lockset ls | head`).
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Failure::silent(0),

@@ -1,4 +1,4 @@
-//! The processes below this one: who they are, and how all of them are ended.
+//! The descendants of this process: finding them, and ending all of them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,10 +16,10 @@ struct Process {
 }
 
 /// Kills every descendant of this process, except those in `spare` and below, and reaps them,
-/// until none is left. `reaped` is told of each that ended as our own child.
+/// until none is left. `reaped` is called for each that ended as our own child.
 ///
-/// This process must be a sub-reaper: whoever loses its parent comes to us, so nobody gets away,
-/// neither by leaving the process group nor by forking twice. It does not return while a process
+/// This process must be a sub-reaper: a process that loses its parent becomes our child, so none
+/// escapes by leaving the process group or by forking twice. It does not return while a process
 /// cannot die (uninterruptible sleep) or may not be killed (it changed its user).
 pub(crate) fn kill_descendants(spare: &[i32], mut reaped: impl FnMut(Pid, WaitStatus)) {
     let mut pause = Duration::from_millis(1);
@@ -34,7 +34,7 @@ pub(crate) fn kill_descendants(spare: &[i32], mut reaped: impl FnMut(Pid, WaitSt
         if reap(&mut reaped) == Children::None {
             return;
         }
-        // A scan is not one instant, so a chain of forks may slip through one; hardly through two.
+        // A scan is not atomic, so it may miss a chain of forks; two scans will hardly.
         empty_scans = if alive.is_empty() { empty_scans + 1 } else { 0 };
         if empty_scans >= 2 && !spare.is_empty() {
             return;
@@ -49,8 +49,8 @@ pub(crate) fn group_is_alive(group: Pid) -> bool {
     if rustix::process::test_kill_process_group(group) == Err(Errno::SRCH) {
         return false;
     }
-    // The kernel counts the dead that were not reaped yet; look closer, and where that is not
-    // possible believe the kernel.
+    // The kernel counts processes that ended and were not reaped yet. `/proc` shows them; without
+    // `/proc` the kernel's count decides.
     let table = process_table();
     table.is_empty() || table.iter().any(|p| p.group == group.as_raw_pid() && !p.dead)
 }

@@ -1,6 +1,6 @@
 //! `lockset run` and `lockset elect`: hold a lock, and run a command for exactly as long.
 //!
-//! Takes the lock, has the command watched while it runs (`supervise`), and gives the lock back.
+//! Acquires the lock, supervises the command while it runs (`supervise`), and releases the lock.
 
 use std::future::Future;
 use std::pin::pin;
@@ -8,37 +8,37 @@ use std::time::Duration;
 
 use lockset::{Guard, LockOptions, Lockset, Name, State};
 
-use crate::args::{ElectArgs, JobArgs, ModeArgs, Patience, RunArgs};
+use crate::acquire::{LockRequest, acquire_lock};
+use crate::args::{ElectArgs, JobArgs, ModeArgs, RunArgs, WaitArgs};
 use crate::home::Home;
 use crate::link::{Link, Prepared, Signals};
 use crate::outage::EngineWait;
-use crate::output::{Failure, complain};
-use crate::supervise::Watch;
+use crate::output::{Failure, print_message};
+use crate::supervise::Supervisor;
 use crate::sys;
-use crate::take::{Wish, take};
 use crate::terminal::Terminal;
 use crate::timing::Lease;
 use crate::wire::Order;
 
-/// The longest time that a release, and closing, may take on the way out.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// How long a release, and closing, may take before lockset exits.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The same for both together if the lock was lost because the engine did not answer: it will
-/// hardly answer now, and the lease ends the lock anyway.
-const FAREWELL_WHEN_LOST: Duration = Duration::from_millis(600);
+/// The same for both together if the lock was lost because the engine did not reply: it will
+/// hardly reply now, and the lease ends the lock anyway.
+const EXIT_TIMEOUT_WHEN_LOST: Duration = Duration::from_millis(600);
 
-/// The lease, unless told otherwise.
-const USUAL_TTL: Duration = Duration::from_secs(30);
+/// The default lease.
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Failure> {
     check_grace(&args.job, false)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
-        let mut wait = EngineWait::new(home, &args.patience);
+        let mut wait = EngineWait::new(home, &args.wait_args);
         let mut session = Session::open(prepared, &mut wait, &args.job).await?;
-        let wish = wish(args.mode, &args.patience, &args.job);
+        let request = request(args.mode, &args.wait_args, &args.job);
         let outcome = match session.check_grace(&args.job) {
-            Ok(()) => session.once(&args.name, &wish, wait, &args.job, verbose).await,
+            Ok(()) => session.once(&args.name, &request, wait, &args.job, verbose).await,
             Err(failure) => Err(failure),
         };
         session.close().await;
@@ -50,10 +50,10 @@ pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, 
     check_grace(&args.job, false)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
-        let mut wait = EngineWait::new(home, &args.patience);
+        let mut wait = EngineWait::new(home, &args.wait_args);
         let mut session = Session::open(prepared, &mut wait, &args.job).await?;
         let outcome = match session.check_grace(&args.job) {
-            Ok(()) => campaign_again_and_again(&mut session, args, home, wait, verbose).await,
+            Ok(()) => campaign_repeatedly(&mut session, args, home, wait, verbose).await,
             Err(failure) => Err(failure),
         };
         session.close().await;
@@ -61,42 +61,43 @@ pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, 
     })
 }
 
-async fn campaign_again_and_again(
+async fn campaign_repeatedly(
     session: &mut Session,
     args: &ElectArgs,
     home: &Home,
     mut wait: EngineWait,
     verbose: bool,
 ) -> Result<Outcome, Failure> {
-    let wish = Wish { election: true, ..wish(ModeArgs::default(), &args.patience, &args.job) };
+    let request =
+        LockRequest { election: true, ..request(ModeArgs::default(), &args.wait_args, &args.job) };
     session.announce = Some(if args.json { Announce::Json } else { Announce::Text });
     loop {
         let began = sys::now();
-        let outcome = session.once(&args.name, &wish, wait, &args.job, verbose).await?;
+        let outcome = session.once(&args.name, &request, wait, &args.job, verbose).await?;
         if args.once || outcome.asked_to_end || outcome.never_ran {
             return Ok(outcome);
         }
-        // A command that fails at once must neither spin nor keep others from their turn.
+        // A command that fails at once must neither spin nor keep other candidates from leading.
         let rest = Duration::from_secs(1).saturating_sub(sys::now() - began);
         if let Err(signal) = session.unless_ended(tokio::time::sleep(rest)).await? {
             return Ok(Outcome::ended_while_waiting(signal));
         }
-        wait = EngineWait::new(home, &args.patience);
+        wait = EngineWait::new(home, &args.wait_args);
     }
 }
 
-fn wish<'a>(mode: ModeArgs, patience: &'a Patience, job: &JobArgs) -> Wish<'a> {
+fn request<'a>(mode: ModeArgs, wait_args: &'a WaitArgs, job: &JobArgs) -> LockRequest<'a> {
     let mut options = LockOptions::default().ttl(ttl(job));
     if let Some(longest) = job.max_hold {
         options = options.max_hold(longest);
     }
     let note = job.options.note.clone().unwrap_or_default();
-    Wish { mode, election: false, options: options.note(note), patience }
+    LockRequest { mode, election: false, options: options.note(note), wait_args }
 }
 
-/// Whoever limits the hold to less than the usual lease means a shorter lease, too.
+/// `--max-hold` below the default lease implies a shorter lease.
 fn ttl(job: &JobArgs) -> Duration {
-    let usual = job.max_hold.map_or(USUAL_TTL, |longest| longest.min(USUAL_TTL));
+    let usual = job.max_hold.map_or(DEFAULT_TTL, |longest| longest.min(DEFAULT_TTL));
     job.options.ttl.unwrap_or(usual)
 }
 
@@ -115,42 +116,42 @@ fn check_grace(job: &JobArgs, by_session: bool) -> Result<(), Failure> {
     }
 }
 
-/// How to tell about leadership.
+/// How changes of leadership are reported.
 #[derive(Clone, Copy)]
 enum Announce {
     Text,
     Json,
 }
 
-/// Everything one invocation has open.
+/// Everything that one invocation has open.
 pub(crate) struct Session {
     pub(crate) locks: Lockset,
-    /// The URL that the command finds.
+    /// `LOCKSET_URL` of the command.
     pub(crate) url: String,
     pub(crate) link: Link,
     pub(crate) signals: Signals,
     pub(crate) terminal: Option<Terminal>,
     announce: Option<Announce>,
-    farewell: Farewell,
+    exit_budget: ExitBudget,
 }
 
-/// The time that is left for the way out.
+/// The time that is left for releasing and closing.
 #[derive(Clone, Copy)]
-pub(crate) struct Farewell {
+pub(crate) struct ExitBudget {
     /// `None` until the lock is lost: each request then has a time of its own.
     by: Option<Duration>,
-    /// The engine did not answer a request in time.
+    /// The engine did not reply to a request in time.
     pub(crate) is_silent: bool,
 }
 
-impl Farewell {
-    const UNHURRIED: Self = Self { by: None, is_silent: false };
+impl ExitBudget {
+    const UNLIMITED: Self = Self { by: None, is_silent: false };
 
     fn within(span: Duration) -> Self {
         Self { by: Some(sys::now() + span), is_silent: false }
     }
 
-    /// The engine's answer, if it comes in time.
+    /// The engine's reply, if it comes in time.
     pub(crate) async fn wait<T>(
         &mut self,
         longest: Duration,
@@ -163,17 +164,17 @@ impl Farewell {
     }
 }
 
-/// How one hold went.
+/// How one hold ended.
 pub(crate) struct Outcome {
     pub(crate) code: u8,
-    /// Somebody wants lockset itself to end, not only this command.
+    /// Lockset itself is to end, not only this command.
     pub(crate) asked_to_end: bool,
     pub(crate) never_ran: bool,
     pub(crate) interrupted: Option<Interrupt>,
 }
 
-/// Ctrl-C or Ctrl-\, of which the command died: lockset is to end by it as well, or the shell takes
-/// it for dealt with.
+/// Ctrl-C or Ctrl-\ ended the command: lockset has to end by it as well, or the shell takes it as
+/// handled.
 #[derive(Clone, Copy)]
 pub(crate) struct Interrupt {
     pub(crate) signal: i32,
@@ -182,7 +183,7 @@ pub(crate) struct Interrupt {
 }
 
 impl Outcome {
-    /// Returns only if lockset is not to end by a signal.
+    /// Returns only if lockset does not have to end by a signal.
     fn exit_code(self) -> u8 {
         if let Some(Interrupt { signal, whole_job }) = self.interrupted {
             sys::interrupt(signal, whole_job);
@@ -196,7 +197,7 @@ impl Outcome {
 }
 
 impl Session {
-    /// Again, now that it is known what a lease is here.
+    /// Again, after connecting: whether the lease is a session is known now.
     fn check_grace(&self, job: &JobArgs) -> Result<(), Failure> {
         check_grace(job, self.locks.capabilities().session.is_some())
     }
@@ -207,7 +208,7 @@ impl Session {
         job: &JobArgs,
     ) -> Result<Self, Failure> {
         let guardian = prepared.guardian();
-        // For engines whose locks share a session: it is to last as long as the lease.
+        // For engines whose locks share a session: it has to last as long as the lease.
         let builder = |home: &Home| home.builder().holder_process(guardian).ttl(ttl(job));
         let (mut link, mut signals) = prepared.attach()?;
         match unless_ended(&mut link, &mut signals, wait.connect(builder)).await? {
@@ -219,7 +220,7 @@ impl Session {
                 signals,
                 terminal: Terminal::open(),
                 announce: None,
-                farewell: Farewell::UNHURRIED,
+                exit_budget: ExitBudget::UNLIMITED,
             }),
             Err(signal) => Err(Failure::silent(128 + signal)),
         }
@@ -232,43 +233,44 @@ impl Session {
         unless_ended(&mut self.link, &mut self.signals, work).await
     }
 
-    /// Takes the lock, runs the command, releases the lock.
+    /// Acquires the lock, runs the command, releases the lock.
     async fn once(
         &mut self,
         name: &Name,
-        wish: &Wish<'_>,
+        request: &LockRequest<'_>,
         mut wait: EngineWait,
         job: &JobArgs,
         verbose: bool,
     ) -> Result<Outcome, Failure> {
         let locks = self.locks.clone();
-        self.farewell = Farewell::UNHURRIED;
-        let granted = self.unless_ended(take(&locks, name, wish, &mut wait, verbose)).await?;
+        self.exit_budget = ExitBudget::UNLIMITED;
+        let granted =
+            self.unless_ended(acquire_lock(&locks, name, request, &mut wait, verbose)).await?;
         let guard = match granted {
             Ok(granted) => granted?,
             Err(signal) => return Ok(Outcome::ended_while_waiting(signal)),
         };
-        self.tell_of_ttl(guard.ttl(), ttl(job));
+        self.report_ttl(guard.ttl(), ttl(job));
         self.announce(&guard, true);
-        let outcome = Watch::new(self, &guard, job).run(job).await;
+        let outcome = Supervisor::new(self, &guard, job).run(job).await;
         self.announce(&guard, false);
         if outcome.is_lost() && guard.state() != State::Held {
-            self.farewell = Farewell::within(FAREWELL_WHEN_LOST);
+            self.exit_budget = ExitBudget::within(EXIT_TIMEOUT_WHEN_LOST);
         }
-        let loss = outcome.loss(&locks, &guard, job, &mut self.farewell).await;
-        let released = self.farewell.wait(FAREWELL, guard.release()).await;
-        let released = released.unwrap_or_else(|| Err(no_answer(&locks)));
-        outcome.finish(name, loss, released, self.farewell.is_silent, job)
+        let loss = outcome.loss(&locks, &guard, job, &mut self.exit_budget).await;
+        let released = self.exit_budget.wait(EXIT_TIMEOUT, guard.release()).await;
+        let released = released.unwrap_or_else(|| Err(no_reply(&locks)));
+        outcome.finish(name, loss, released, self.exit_budget.is_silent, job)
     }
 
-    /// Where the lease is that of a session, a server may have granted another than was asked for.
-    fn tell_of_ttl(&self, granted: Duration, asked: Duration) {
+    /// If the lease is a session, the server may have granted another ttl than requested.
+    fn report_ttl(&self, granted: Duration, asked: Duration) {
         if granted == asked {
             return;
         }
         match self.announce {
             Some(Announce::Json) => crate::output::announce_ttl(granted, asked),
-            _ => complain(format_args!(
+            _ => print_message(format_args!(
                 "the ttl is {} and not {}: the server decides how long a session may last",
                 humantime::format_duration(granted),
                 humantime::format_duration(asked),
@@ -280,24 +282,24 @@ impl Session {
         match self.announce {
             Some(Announce::Json) => crate::output::announce(guard.name(), guard.token(), leads),
             Some(Announce::Text) if leads => {
-                complain(format_args!("leads {}, token {}", guard.name(), guard.token()));
+                print_message(format_args!("leads {}, token {}", guard.name(), guard.token()));
             }
-            Some(Announce::Text) => complain(format_args!("no longer leads {}", guard.name())),
+            Some(Announce::Text) => print_message(format_args!("no longer leads {}", guard.name())),
             None => {}
         }
     }
 
     /// Leaves nothing behind: no claim that waits, no guardian.
     async fn close(mut self) {
-        // An engine that did not answer a release will not answer a moment later.
-        if !self.farewell.is_silent {
-            let _ = self.farewell.wait(FAREWELL, self.locks.close()).await;
+        // An engine that did not reply to a release will not reply a moment later.
+        if !self.exit_budget.is_silent {
+            let _ = self.exit_budget.wait(EXIT_TIMEOUT, self.locks.close()).await;
         }
         self.link.order(&Order::Dismiss).await;
     }
 }
 
-/// Does `work`, unless a signal asks lockset to end (the inner error).
+/// Runs `work`, unless a signal asks lockset to end (the inner error).
 async fn unless_ended<T>(
     link: &mut Link,
     signals: &mut Signals,
@@ -323,13 +325,13 @@ async fn unless_ended<T>(
 
 pub(crate) fn guardian_gone() -> Failure {
     Failure::own("the guardian process was killed")
-        .hint("it is the process named lock-guardian; nobody but lockset should end it")
+        .hint("it is the process named lock-guardian; only lockset should end it")
 }
 
-fn no_answer(locks: &Lockset) -> lockset::Error {
+fn no_reply(locks: &Lockset) -> lockset::Error {
     lockset::Error::Unreachable {
         engine: locks.engine(),
-        what: "it did not answer in time".to_owned(),
+        what: "it did not reply in time".to_owned(),
         retryable: true,
         source: None,
     }

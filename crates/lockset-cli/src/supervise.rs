@@ -1,7 +1,7 @@
-//! The time while the command runs.
+//! Supervising the command while it runs.
 //!
-//! The guardian executes the command and keeps the lease's deadlines; this side tells it how long
-//! the lock may be trusted, forwards signals, and decides the exit code.
+//! The guardian executes the command and keeps the deadlines of the lease. This side sends it how
+//! long the lock may be trusted, forwards signals, and decides the exit code.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -10,40 +10,40 @@ use lockset::{Guard, Holder, Lockset, LossReason, Name, State};
 use rustix::process::Pid;
 
 use crate::args::JobArgs;
-use crate::output::{Failure, code, complain};
-use crate::run::{Farewell, Interrupt, Outcome, Session, guardian_gone};
+use crate::output::{Failure, code, print_message};
+use crate::run::{ExitBudget, Interrupt, Outcome, Session, guardian_gone};
 use crate::sys;
 use crate::terminal::Terminal;
 use crate::timing::{Lease, Margins};
 use crate::wire::{Ending, Order, Report, Start};
 
-/// When this long after a KILL something still lives, a line says why lockset is still here.
+/// If a process is still alive this long after KILL, a line says why lockset does not end.
 const UNKILLABLE_AFTER: Duration = Duration::from_secs(5);
 
-/// The longest time between TERM and KILL for those who outlive the command.
-const LONGEST_SWEEP: Duration = Duration::from_secs(10);
+/// The longest time between TERM and KILL for processes that outlive the command.
+const MAX_SWEEP: Duration = Duration::from_secs(10);
 
-/// How long the engine has to tell whether an operator asked for the lock back.
-const ASK_IF_REVOKED: Duration = Duration::from_millis(300);
+/// How long the engine has to reply whether an operator revoked the lock.
+const REVOKED_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A command under a lock.
-pub(crate) struct Watch<'a> {
+pub(crate) struct Supervisor<'a> {
     session: &'a mut Session,
     guard: &'a Guard,
     lease: Lease,
     grace: Duration,
     max_hold: Option<Duration>,
-    seen: Seen,
+    seen: Observed,
 }
 
-/// What happened meanwhile.
+/// What happened while the command ran.
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct Observed {
     group: Option<Pid>,
     ending: Option<Ending>,
     failed: Option<i32>,
-    /// The command was ended because its lease was about to be; and whether it was in doubt then,
-    /// because a renewal that succeeds after all does not change why the command was ended.
+    /// The command was ended because its lease was about to end, and whether the lock was uncertain
+    /// then: a renewal that succeeds after all does not change why the command was ended.
     ended_by_lease: bool,
     in_doubt: bool,
     lost: Option<LossReason>,
@@ -51,26 +51,26 @@ pub(crate) struct Seen {
     asked_to_end: bool,
     /// The command had the terminal.
     in_front: bool,
-    /// The terminal's signal that lockset got itself.
+    /// The signal of the terminal that lockset itself got.
     own_interrupt: Option<i32>,
 }
 
 /// Ctrl-C and Ctrl-\, as signals.
 const INTERRUPTING: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
-impl<'a> Watch<'a> {
+impl<'a> Supervisor<'a> {
     pub(crate) fn new(session: &'a mut Session, guard: &'a Guard, job: &JobArgs) -> Self {
         let by_session = session.locks.capabilities().session.is_some();
         let lease = Lease { ttl: guard.ttl(), by_session };
         let (longest, _) = lease.longest_grace();
         let grace = job.grace.unwrap_or(longest).min(longest);
-        Self { session, guard, lease, grace, max_hold: job.max_hold, seen: Seen::default() }
+        Self { session, guard, lease, grace, max_hold: job.max_hold, seen: Observed::default() }
     }
 
-    /// Starts the command, and stays until it and its group are gone.
-    pub(crate) async fn run(mut self, job: &JobArgs) -> Seen {
-        // Whoever had to wait is handed a short first lease by some engines: it is made whole
-        // before the command relies on it. If that fails, the lease is what it is.
+    /// Starts the command, and returns when it and its group are gone.
+    pub(crate) async fn run(mut self, job: &JobArgs) -> Observed {
+        // Some engines grant a waiter a short first lease: it is renewed before the command relies
+        // on it. If that fails, the command starts on the short lease.
         if self.lease.is_short(self.guard.valid_for()) {
             let _ = self.guard.confirm().await;
             if let State::Lost(reason) = self.guard.state() {
@@ -80,12 +80,12 @@ impl<'a> Watch<'a> {
         }
         self.seen.in_front = self.may_be_in_front();
         let start = self.start(job);
-        // The lease first: whatever happens to lockset now, the command has a deadline.
-        self.tell_lease().await;
+        // The lease first: from now on the command has a deadline, whatever happens to lockset.
+        self.send_lease().await;
         self.session.link.order(&Order::Start(start)).await;
         while self.step().await {}
         if let Some(terminal) = &self.session.terminal {
-            terminal.take_back(self.seen.group);
+            terminal.reclaim(self.seen.group);
         }
         self.seen
     }
@@ -104,11 +104,11 @@ impl<'a> Watch<'a> {
             command: job.command.clone(),
             env: env.map(|(key, value)| (key.into(), OsString::from(value))).into(),
             foreground: self.seen.in_front,
-            sweep: (!job.leave_children).then_some(self.grace.min(LONGEST_SWEEP)),
+            sweep: (!job.leave_children).then_some(self.grace.min(MAX_SWEEP)),
         }
     }
 
-    /// Deals with the next thing that happens; `false` when all is over.
+    /// Handles the next event; `false` when everything is over.
     async fn step(&mut self) -> bool {
         let patience = if self.seen.lost.is_some() {
             UNKILLABLE_AFTER
@@ -119,30 +119,30 @@ impl<'a> Watch<'a> {
         let is_lost = self.seen.lost.is_some();
         tokio::select! {
             biased;
-            report = self.session.link.report() => self.hear(report).await,
+            report = self.session.link.report() => self.on_report(report).await,
             signal = self.session.signals.next() => { self.forward(signal).await; true }
             reason = guard.lost(), if !is_lost => {
                 self.seen.lost = Some(reason);
-                // It obeys also if somebody has stopped it.
+                // It may be stopped, and must read the order.
                 self.session.link.wake_guardian();
                 self.session.link.order(&Order::KillAll).await;
                 true
             }
             () = tokio::time::sleep(patience) => {
                 if is_lost {
-                    complain("some of the command's processes cannot be killed; waiting for them");
+                    print_message("some of the command's processes cannot be killed; waiting for them");
                 } else {
-                    self.tell_lease().await;
+                    self.send_lease().await;
                 }
                 true
             }
         }
     }
 
-    async fn hear(&mut self, report: Option<Report>) -> bool {
+    async fn on_report(&mut self, report: Option<Report>) -> bool {
         match report {
             Some(Report::Started(pid)) => self.seen.group = Pid::from_raw(pid),
-            Some(Report::Stopped(signal)) => self.stop_too(signal).await,
+            Some(Report::Stopped(signal)) => self.stop_with_command(signal).await,
             Some(Report::Warned | Report::Killing) => {
                 self.seen.ended_by_lease = true;
                 self.seen.in_doubt |= self.guard.state() != State::Held;
@@ -192,9 +192,9 @@ impl<'a> Watch<'a> {
     }
 
     /// The command was stopped by the terminal. Lockset stops, too, so that the shell sees it; the
-    /// CONT that ends this is then forwarded like any other. One that wants a terminal that is ours
-    /// gets it; one that somebody stopped by hand is continued by hand.
-    async fn stop_too(&mut self, signal: i32) {
+    /// CONT that ends this is forwarded like any other. A command that was stopped because it needs
+    /// a terminal that is ours gets it. A command that was stopped by hand is continued by hand.
+    async fn stop_with_command(&mut self, signal: i32) {
         let Some(terminal) = &self.session.terminal else { return };
         let wants_it = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
         if wants_it && terminal.is_ours() {
@@ -204,26 +204,26 @@ impl<'a> Watch<'a> {
         if !wants_it && signal != libc::SIGTSTP {
             return;
         }
-        terminal.take_back(self.seen.group);
+        terminal.reclaim(self.seen.group);
         let stopped = sys::stop(sys::Stop::Job).unwrap_or(false);
         if !stopped && signal == libc::SIGTSTP {
-            // Nobody is there who could continue us: Ctrl-Z is then of no use to anybody.
+            // No shell could continue us, so Ctrl-Z is undone.
             let foreground = self.may_be_in_front();
             self.session.link.order(&Order::Resume { foreground }).await;
         }
     }
 
-    /// Tells the guardian until when the lock may be trusted, as known now.
-    async fn tell_lease(&mut self) {
+    /// Sends the guardian until when the lock may be trusted, as known now.
+    async fn send_lease(&mut self) {
         let lease_end = || Duration::from_nanos(self.guard.grant().valid_until.as_nanos());
-        let end = End::read(sys::now, lease_end, || self.guard.valid_for());
+        let end = LeaseEnd::read(sys::now, lease_end, || self.guard.valid_for());
         let Margins { term, kill } = match self.max_hold.filter(|_| end.is_max_hold) {
             Some(longest) => self.lease.max_hold_margins(longest, self.grace),
             None => self.lease.margins(self.grace),
         };
         let (term_at, kill_at) = (end.at.saturating_sub(term), end.at.saturating_sub(kill));
         if term_at <= sys::now() {
-            // Now it has something to do, and somebody may have stopped it.
+            // It has something to do now, and may be stopped.
             self.session.link.wake_guardian();
         }
         let order = Order::Lease { term_at, kill_at };
@@ -233,15 +233,15 @@ impl<'a> Watch<'a> {
 
 /// Until when the lock may be trusted.
 #[derive(Debug)]
-struct End {
+struct LeaseEnd {
     at: Duration,
-    /// It is that of the longest hold, which comes before that of the lease.
+    /// It is the end of `--max-hold`, which comes before the end of the lease.
     is_max_hold: bool,
 }
 
-impl End {
-    /// The clock is read first: if this process is stopped between two readings, the end comes out
-    /// too early and not too late.
+impl LeaseEnd {
+    /// The clock is read first: if this process is stopped between two readings, the result is too
+    /// early, not too late.
     fn read(
         now: impl Fn() -> Duration,
         lease_end: impl Fn() -> Duration,
@@ -254,38 +254,38 @@ impl End {
     }
 }
 
-impl Seen {
+impl Observed {
     /// Whether the command was ended because of its lock.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.is_some() || self.ended_by_lease
     }
 
-    /// Why the lock was lost, if it was; asked before it is released.
+    /// Why the lock was lost, if it was; determined before it is released.
     pub(crate) async fn loss(
         &self,
         locks: &Lockset,
         guard: &Guard,
         job: &JobArgs,
-        farewell: &mut Farewell,
+        exit_budget: &mut ExitBudget,
     ) -> Option<String> {
         let reason = match (self.lost, guard.state()) {
             (Some(reason), _) | (None, State::Lost(reason)) => reason,
             _ if !self.ended_by_lease => return None,
-            // It is still ours, but its end was in sight.
-            _ if is_revoked(locks, guard, farewell).await => LossReason::Revoked,
+            // It is still held, but its lease was about to end.
+            _ if is_revoked(locks, guard, exit_budget).await => LossReason::Revoked,
             _ if job.max_hold.is_some() && !self.in_doubt => LossReason::MaxHold,
             _ => LossReason::Expired,
         };
         let what = if self.group.is_some() { "ended" } else { "not started" };
         // The command ends, and the lock is released, before the lease runs out.
         let why = match reason {
-            LossReason::Revoked => "an operator asked for it back".to_owned(),
+            LossReason::Revoked => "an operator revoked it".to_owned(),
             reason => reason.to_string(),
         };
         Some(format!("the lock `{}` was lost: {why}; the command was {what}", guard.name()))
     }
 
-    /// Says what there is to say, and decides the exit code.
+    /// Prints what happened, and decides the exit code.
     pub(crate) fn finish(
         self,
         name: &Name,
@@ -299,18 +299,18 @@ impl Seen {
         }
         if let Some(loss) = loss {
             let rest = match is_silent {
-                true => "; the engine does not answer, so the lock is left to its lease",
+                true => "; the engine does not reply, so the lock ends with its lease",
                 false => "",
             };
-            complain(format_args!("{loss}{rest}"));
+            print_message(format_args!("{loss}{rest}"));
             return Ok(self.outcome(job.lost_exit_code.unwrap_or(code::LOST)));
         }
         if self.guardian_gone {
-            complain("the command and all it had started were killed");
+            print_message("the command and all its descendants were killed");
             return Err(guardian_gone());
         }
         if let Err(error) = released {
-            complain(format_args!(
+            print_message(format_args!(
                 "`{name}` could not be released, its lease will end it: {error}"
             ));
         }
@@ -320,7 +320,7 @@ impl Seen {
 
     fn outcome(&self, code: u8) -> Outcome {
         // Ctrl-C on a terminal reaches the command only, but is meant for the whole job. (A signal
-        // that somebody sent to the command by hand looks the same.)
+        // sent to the command by hand looks the same.)
         let ended_by = match self.ending {
             Some(Ending::Signalled(signal)) => Some(i32::from(signal)),
             _ => None,
@@ -337,9 +337,9 @@ impl Seen {
     }
 }
 
-/// Whether an operator asked for the lock back, as far as the engine tells soon enough.
-async fn is_revoked(locks: &Lockset, guard: &Guard, farewell: &mut Farewell) -> bool {
-    let state = farewell.wait(ASK_IF_REVOKED, locks.inspect(guard.name().as_str())).await;
+/// Whether an operator revoked the lock, if the engine replies soon enough.
+async fn is_revoked(locks: &Lockset, guard: &Guard, exit_budget: &mut ExitBudget) -> bool {
+    let state = exit_budget.wait(REVOKED_TIMEOUT, locks.inspect(guard.name().as_str())).await;
     state.and_then(Result::ok).is_some_and(|state| {
         let ours = |holder: &&Holder| holder.claim == Some(guard.claim_id());
         state.holders.iter().filter(ours).any(|holder| holder.revoked)
@@ -373,10 +373,10 @@ mod tests {
     const LEASE_END: Duration = Duration::from_secs(130);
 
     /// The end as it is read if this process is stopped for `pause` after each reading.
-    fn read_with(pause: Duration, end: Duration) -> End {
+    fn read_with(pause: Duration, end: Duration) -> LeaseEnd {
         let time = Cell::new(Duration::from_secs(100));
         let now = || time.replace(time.get() + pause);
-        End::read(now, || LEASE_END, || end.saturating_sub(now()))
+        LeaseEnd::read(now, || LEASE_END, || end.saturating_sub(now()))
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What the standard library has no safe words for: signal handlers, and the steps between fork
-//! and exec. The only module of this crate with `unsafe` in it; everything it offers is safe.
+//! What the standard library has no safe interface for: signal handlers, and the steps between
+//! fork and exec. The only module of this crate with `unsafe` in it; everything it offers is safe.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -37,8 +37,8 @@ static WAS_IGNORED_CHLD: AtomicBool = AtomicBool::new(false);
 static SIGNAL_PIPE: AtomicI32 = AtomicI32::new(-1);
 static CONTINUED: AtomicU32 = AtomicU32::new(0);
 
-/// Runs before `main`, because Rust's own start-up sets SIGPIPE to ignored: the command is to find
-/// the dispositions lockset was started with, so they are noted before anybody changes them.
+/// Runs before `main`, because Rust's own start-up sets SIGPIPE to ignored: the command must get
+/// the dispositions that lockset was started with, so they are recorded before they are changed.
 #[used]
 #[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
 #[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
@@ -87,7 +87,7 @@ pub(crate) fn block_signals() {
 }
 
 /// Blocks no signal: whoever started lockset may have been a thread that blocks some, and a lock
-/// that cannot be ended is nobody's wish. Async-signal-safe.
+/// that cannot be ended is nobody's request. Async-signal-safe.
 pub(crate) fn unblock_signals() {
     // SAFETY: the set is initialised by sigemptyset before it is used; the call cannot fail.
     unsafe {
@@ -128,7 +128,7 @@ pub(crate) fn link_of_guardian() -> io::Result<UnixStream> {
     if !is_socket {
         return Err(io::Error::other("this is an inner command of lockset, not to be called"));
     }
-    // SAFETY: it is open, and nobody else in this process, which has just begun, owns it.
+    // SAFETY: it is open, and nothing else in this process, which has just begun, owns it.
     let link = unsafe { UnixStream::from_raw_fd(LINK_FD) };
     rustix::io::fcntl_setfd(&link, rustix::io::FdFlags::CLOEXEC)?;
     Ok(link)
@@ -146,7 +146,7 @@ pub(crate) fn spawn_command(command: &mut Command, terminal: Option<&File>) -> i
             die_with(guardian)?;
             if terminal >= 0 {
                 let own = libc::getpgrp();
-                // A terminal that went away is the command's to find out.
+                // If the terminal went away, the command notices it.
                 let _ = without_ttou(|| libc::tcsetpgrp(terminal, own));
             }
             close_on_exec_from(3);
@@ -163,10 +163,10 @@ pub(crate) fn set_foreground(terminal: &File, group: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// Who is stopped.
+/// What is stopped.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Stop {
-    /// This process: it was told to.
+    /// This process, by a signal.
     Lockset,
     /// Its whole group, that is, the shell's job: the command's group was stopped by Ctrl-Z, which
     /// the rest of the job has not seen.
@@ -174,8 +174,7 @@ pub(crate) enum Stop {
 }
 
 /// Stops as Ctrl-Z would have, so that the shell sees a stopped job. Returns after having been
-/// continued; `false` if the kernel would not stop us, because nobody is there who could continue
-/// us.
+/// continued; `false` if the kernel does not stop us, because no shell could continue us.
 pub(crate) fn stop(whom: Stop) -> io::Result<bool> {
     if is_ignored(libc::SIGTSTP) {
         return Ok(false);
@@ -192,9 +191,9 @@ pub(crate) fn stop(whom: Stop) -> io::Result<bool> {
     Ok(CONTINUED.load(Ordering::SeqCst) != before)
 }
 
-/// Ends by a signal of the terminal, without a core of our own; or lets the whole job have it that
-/// the command alone got, so that a script around lockset ends as if it had run the command itself.
-/// Returns if we survive it.
+/// Ends by a signal of the terminal, without a core of our own; or sends the signal that only the
+/// command got to the whole job, so that a script around lockset ends as if it had run the command
+/// itself. Returns if we survive it.
 pub(crate) fn interrupt(signal: i32, whole_job: bool) {
     let Some(named) = Signal::from_named_raw(signal) else { return };
     let nothing = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
@@ -338,7 +337,7 @@ fn without_ttou<T>(call: impl FnOnce() -> T) -> T {
     }
 }
 
-/// A system call's answer as a result. Async-signal-safe: it allocates nothing.
+/// The result of a system call. Async-signal-safe: it allocates nothing.
 fn check(answer: libc::c_int) -> io::Result<()> {
     if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

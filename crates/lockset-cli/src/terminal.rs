@@ -19,20 +19,20 @@ impl Terminal {
         guardian::terminal().map(Self)
     }
 
-    /// Whether lockset's own group is in the foreground, so that it may give that place away.
+    /// Whether lockset's own group is in the foreground, so that it may pass the terminal on.
     pub(crate) fn is_ours(&self) -> bool {
         tcgetpgrp(&self.0) == Ok(getpgrp())
     }
 
-    /// Whether it may be given away for good: where lockset stands in a pipeline, others of its
-    /// group may want the terminal too, such as a pager.
+    /// Whether it may be passed on for good: in a pipeline, others of lockset's group may need the
+    /// terminal too, such as a pager.
     pub(crate) fn is_for_us_alone(&self) -> bool {
         self.is_ours() && io::stdin().is_terminal() && io::stdout().is_terminal()
     }
 
-    /// Takes the terminal back from the command's group, or from a group that is no more; not from
-    /// the shell, to whom it belongs when lockset was sent to the background meanwhile.
-    pub(crate) fn take_back(&self, group: Option<Pid>) {
+    /// Takes the terminal back from the command's group, or from a group that does not exist any
+    /// more; not from the shell, which owns it if lockset was sent to the background meanwhile.
+    pub(crate) fn reclaim(&self, group: Option<Pid>) {
         let Ok(foreground) = tcgetpgrp(&self.0) else { return };
         if Some(foreground) == group || test_kill_process_group(foreground) == Err(Errno::SRCH) {
             let _ = sys::set_foreground(&self.0, getpgrp());

@@ -1,4 +1,4 @@
-//! `acquire`, `renew`, `release`: a lock that outlives the command that took it, kept by a ticket.
+//! `acquire`, `renew`, `release`: a lock that outlives the command, held by a ticket.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -9,25 +9,25 @@ use std::time::Duration;
 use lockset::{Error, Guard, LockOptions, Lockset, LossReason, Name, Ticket, Token};
 use serde_json::json;
 
+use crate::acquire::{LockRequest, acquire_lock};
 use crate::args::{AcquireArgs, Printed, TicketArgs};
 use crate::home::Home;
 use crate::link::Signals;
 use crate::outage::EngineWait;
-use crate::output::{Failure, brief, code, complain, print, print_json};
-use crate::take::{Wish, take};
+use crate::output::{Failure, brief, code, print, print_json, print_message};
 
 pub(crate) async fn acquire(args: &AcquireArgs, home: &Home, verbose: bool) -> Result<(), Failure> {
     if args.print.is_some() && args.ticket == Path::new("-") {
         return Err(Failure::own("--ticket - and --print cannot both write to stdout")
             .hint("let the ticket go to a file"));
     }
-    // Before the lock is taken: a ticket that cannot be written would strand it.
+    // Before the lock is acquired: without a ticket it could not be released.
     let file = TicketFile::create(&args.ticket)?;
     let outcome = acquire_unless_ended(&file, args, home, verbose).await;
     if outcome.is_err() {
         file.remove();
     }
-    // The ticket is written: whatever happens to what is said about it, the lock is held by it.
+    // The ticket is written, so the lock is held, even if printing fails.
     match (outcome?, args.json) {
         (_, _) if file.is_stdout() => Ok(()),
         (held, _) if matches!(args.print, Some(Printed::Token)) => {
@@ -60,8 +60,8 @@ async fn acquire_unless_ended(
     home: &Home,
     verbose: bool,
 ) -> Result<Held, Failure> {
-    let mut signals = Signals::that_end()?;
-    let mut wait = EngineWait::new(home, &args.patience);
+    let mut signals = Signals::that_terminate()?;
+    let mut wait = EngineWait::new(home, &args.wait_args);
     let ended = |signal| Err(Failure::silent(128 + signal as u8));
     let locks = tokio::select! {
         biased;
@@ -86,21 +86,21 @@ async fn acquire_into(
     verbose: bool,
 ) -> Result<Held, Failure> {
     let options = LockOptions::default().ttl(args.ttl).detachable();
-    let wish = Wish {
+    let request = LockRequest {
         mode: args.mode,
         election: false,
         options: options.note(args.note.clone().unwrap_or_default()),
-        patience: &args.patience,
+        wait_args: &args.wait_args,
     };
-    let guard = take(locks, &args.name, &wish, wait, verbose).await?;
+    let guard = acquire_lock(locks, &args.name, &request, wait, verbose).await?;
     let held = Held { token: guard.token(), ttl: guard.ttl() };
     let ticket = guard.detach().await?;
     if let Err(mut error) = file.write(&ticket.to_string()) {
-        // Nobody could ever release it: take it back, and give it up.
+        // No process could ever release it: attach it again, and release it.
         if let Ok(guard) = locks.attach(&ticket).await {
             let _ = guard.release().await;
         }
-        // A reader that went away did not get what it wanted here.
+        // A reader that went away did not get the ticket.
         error.code = code::OWN_ERROR;
         return Err(error);
     }
@@ -112,7 +112,7 @@ pub(crate) async fn renew(args: &TicketArgs, ticket: &Ticket, home: &Home) -> Re
     let renewed = locks.renew(ticket).await;
     let name = ticket.name();
     if let Err(Error::Lost { reason: LossReason::Revoked, .. }) = renewed {
-        return Err(asked_back(&locks, name).await);
+        return Err(revoked(&locks, name).await);
     }
     let lease = renewed.map_err(|error| of_ticket(ticket, error))?;
     locks.close().await?;
@@ -123,12 +123,12 @@ pub(crate) async fn renew(args: &TicketArgs, ticket: &Ticket, home: &Home) -> Re
     print(format_args!("{name} is held for another {}\n", brief(lease.valid_for)))
 }
 
-async fn asked_back(locks: &Lockset, name: &Name) -> Failure {
+async fn revoked(locks: &Lockset, name: &Name) -> Failure {
     let state = locks.inspect(name.as_str()).await;
     let left = state.ok().and_then(|state| state.holders.first().map(|holder| holder.left));
     let ends = left.map(|left| format!(", and ends in {}", brief(left))).unwrap_or_default();
-    let what = format!("`{name}` was asked back: its lease is its last{ends}");
-    Failure::new(code::LOST, what).hint("`lockset release` gives it back before")
+    let what = format!("`{name}` was revoked: its lease is its last{ends}");
+    Failure::new(code::LOST, what).hint("`lockset release` releases it before that")
 }
 
 pub(crate) async fn release(
@@ -144,13 +144,13 @@ pub(crate) async fn release(
         Ok(name)
     };
     let outcome = released.await;
-    // A ticket of a lock that is gone is of no more use than one of a released lock.
+    // The ticket of a lock that is gone is as useless as that of a released lock.
     let spent = outcome.as_ref().map_or_else(|failure: &Failure| failure.code == 76, |_| true);
     if spent
         && args.ticket != Path::new("-")
         && let Err(error) = fs::remove_file(&args.ticket)
     {
-        complain(format_args!("cannot remove {}: {error}", args.ticket.display()));
+        print_message(format_args!("cannot remove {}: {error}", args.ticket.display()));
     }
     let name = outcome?;
     if args.json {
@@ -167,12 +167,12 @@ async fn attach(ticket: &Ticket, home: &Home) -> Result<(Lockset, Guard), Failur
     }
 }
 
-/// What went wrong with a ticket, and who knows more.
+/// The failure of a request by a ticket, with a hint.
 fn of_ticket(ticket: &Ticket, error: Error) -> Failure {
     let is_gone = matches!(error, Error::Lost { .. } | Error::NotHeld { .. });
     let failure = Failure::from(error);
     match is_gone {
-        true => failure.hint(format!("`lockset show {}` tells who holds it now", ticket.name())),
+        true => failure.hint(format!("`lockset show {}` shows who holds it now", ticket.name())),
         false => failure,
     }
 }
@@ -191,7 +191,7 @@ pub(crate) fn read(path: &Path) -> Result<Ticket, Failure> {
     Ok(text.trim().parse()?)
 }
 
-/// Where a ticket goes.
+/// The file of a ticket, or stdout.
 struct TicketFile<'a> {
     path: &'a Path,
     file: Option<File>,

@@ -1,15 +1,15 @@
-//! The times of a run in one place: who acts when between two renewals of a lease.
+//! The times of a run in one place: what happens when between two renewals of a lease.
 //!
-//! All times count from the moment at which the last answered renewal was sent. `trust` is how long
-//! that renewal is good for: the ttl; where a session is the lease (ZooKeeper), two thirds of the
-//! session timeout. The engine takes its drift off the trust (1 % of the ttl + 2 ms).
+//! All times count from the moment at which the last confirmed renewal was sent. `trust` is how
+//! long that renewal is valid: the ttl; if the lease is a session (ZooKeeper), two thirds of the
+//! session timeout. The engine subtracts its drift from the trust (1 % of the ttl + 2 ms).
 //!
 //! | when                            | who        | what                                         |
 //! |---------------------------------|------------|----------------------------------------------|
-//! | trust/3                         | keeper     | sends the next renewal (`Hold::next_look`)   |
-//! | trust/3 + ttl/6                 | keeper     | gives up on its answer (`keeper::renew`)     |
-//! | trust/3 + ttl/6 + ttl/12        | keeper     | sends it again (`keeper::heed_answer`)       |
-//! | trust/2, then every ttl/100     | supervisor | reads the lease and passes it to the guardian|
+//! | trust/3                         | keeper     | sends the next renewal (`hold.rs`)           |
+//! | trust/3 + ttl/6                 | keeper     | stops waiting for its reply (`keeper.rs`)    |
+//! | trust/3 + ttl/6 + ttl/12        | keeper     | sends it again (`keeper::on_reply`)          |
+//! | trust/2, then every ttl/100     | supervisor | reads the lease and sends it to the guardian |
 //! | trust - grace; grace <= trust/3 | guardian   | TERM to the command                          |
 //! | trust - kill margin             | guardian   | KILL to the command and all its descendants  |
 //! | trust                           | guard      | lost                                         |
@@ -19,12 +19,12 @@
 //! most a twentieth.
 //!
 //! A first lease that is too short for this order is renewed before the command starts. On
-//! ZooKeeper a renewal that soon follows another is good for five ninths of the session timeout
-//! only; its answer may be late by a ninth then, not by a sixth.
+//! ZooKeeper a renewal that soon follows another is valid for only five ninths of the session
+//! timeout; its reply may be late by a ninth then, not by a sixth.
 //!
-//! The tests below check the order of these for every ttl that an engine accepts: a renewal that is
-//! answered at the last moment still reaches the guardian before it sends TERM, and TERM comes
-//! before KILL before the end of the lease.
+//! The tests below check this order for every ttl that an engine accepts: a renewal whose reply
+//! comes at the last moment still reaches the guardian before it sends TERM, and TERM comes before
+//! KILL before the end of the lease.
 
 use std::time::Duration;
 
@@ -32,8 +32,8 @@ use std::time::Duration;
 /// needs time to end a process, however short its lease is.
 const KILL_MARGIN: Duration = Duration::from_millis(250);
 
-/// The shortest time between two looks at a lease.
-const SHORTEST_LOOK: Duration = Duration::from_millis(2);
+/// The shortest time between two readings of a lease.
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How long before the end of a lease, or of the longest hold, the guardian acts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,18 +46,18 @@ pub(crate) struct Margins {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
     pub(crate) ttl: Duration,
-    /// It is that of a session with the server.
+    /// It is the lease of a session with the server.
     pub(crate) by_session: bool,
 }
 
 impl Lease {
-    /// How long a renewal is good for.
+    /// How long a renewal is valid.
     fn trust(self) -> Duration {
         if self.by_session { self.ttl * 2 / 3 } else { self.ttl }
     }
 
     /// The longest time before the end of the lease at which TERM may be sent, and which part of
-    /// the ttl that is. With more, the command would be ended while a renewal is under way.
+    /// the ttl that is. With more, the command would be ended while a renewal is in flight.
     pub(crate) fn longest_grace(self) -> (Duration, &'static str) {
         let part = if self.by_session { "two ninths" } else { "a third" };
         (self.trust() / 3, part)
@@ -80,8 +80,8 @@ impl Lease {
     }
 
     /// Whether a first lease of which this much is left must be renewed before the command starts:
-    /// the keeper renews it when a third of that is over, and its answer, if it is late, would
-    /// come after TERM. Some engines hand a lock to a waiter on a short first lease.
+    /// the keeper renews it when a third of that is over, and a late reply would come after TERM.
+    /// Some engines grant a lock to a waiter on a short first lease.
     pub(crate) fn is_short(self, left: Duration) -> bool {
         let (grace, _) = self.longest_grace();
         let answer = self.ttl / 6;
@@ -89,13 +89,13 @@ impl Lease {
     }
 
     /// When the supervisor reads the lease again, if this much of it is left. At half the trust the
-    /// next renewal has usually been answered; if not, the lease is read often.
+    /// next renewal has usually been confirmed; if not, the lease is read often.
     pub(crate) fn look_again_in(self, left: Duration) -> Duration {
         left.saturating_sub(self.trust() / 2).max(self.look_interval())
     }
 
     fn look_interval(self) -> Duration {
-        (self.ttl / 100).max(SHORTEST_LOOK)
+        (self.ttl / 100).max(MIN_READ_INTERVAL)
     }
 }
 
@@ -115,9 +115,9 @@ mod tests {
         name: &'static str,
         shortest_ttl: Duration,
         by_session: bool,
-        /// How long a renewal is good for, as parts of the ttl, before the drift is taken off.
+        /// How long a renewal is valid, as parts of the ttl, before the drift is subtracted.
         trust: (u32, u32),
-        /// How late the answer may be, as parts of the ttl, without a TERM.
+        /// How late the reply may be, as parts of the ttl, without a TERM.
         patience: (u32, u32),
     }
 
@@ -128,7 +128,8 @@ mod tests {
         engine("etcd", 2000, (1, 1)),
         Engine { by_session: true, ..engine("zookeeper", 100, (2, 3)) },
         // A `sync` counts for less if the one before it was sent less than a quarter of the timeout
-        // earlier (see the engine's `trust.rs`): an answer may be late by a ninth then.
+        // earlier (see the engine's `client/session_lease.rs`): a reply may be late by a ninth
+        // then.
         Engine { by_session: true, patience: (1, 9), ..engine("zookeeper", 200, (5, 9)) },
     ];
 
@@ -156,7 +157,7 @@ mod tests {
         }
     }
 
-    /// When the supervisor reads a renewal that is answered at `answered`, if it read the lease,
+    /// When the supervisor reads a renewal that is confirmed at `answered`, if it read the lease,
     /// which ends at `end`, at zero.
     fn read_at(lease: Lease, end: Duration, answered: Duration) -> Duration {
         let mut now = Duration::ZERO;

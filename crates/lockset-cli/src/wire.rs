@@ -1,4 +1,4 @@
-//! What lockset and its guardian say to each other: orders one way, reports the other.
+//! The messages between lockset and its guardian: orders one way, reports the other.
 //!
 //! Both ends are the same binary, so there is no version; a frame is its length, a tag and fields.
 
@@ -20,11 +20,11 @@ pub(crate) enum Order {
     Lease { term_at: Duration, kill_at: Duration },
     /// Send a signal to the command's group.
     Signal(i32),
-    /// Make the command's group the foreground group again, if told so, and continue it.
+    /// Continue the command's group, and make it the foreground group first if this says so.
     Resume { foreground: bool },
     /// Kill the command and all its descendants, now.
     KillAll,
-    /// All is done; end, and leave alone whoever still runs.
+    /// Everything is done: exit, and leave processes that still run alone.
     Dismiss,
 }
 
@@ -50,9 +50,9 @@ pub(crate) enum Report {
     Failed(i32),
     /// The command was stopped by this signal.
     Stopped(i32),
-    /// The lease is about to end, so the command was asked to end.
+    /// The lease is about to end, so the command got TERM.
     Warned,
-    /// The lease was all but over, so everything is being killed.
+    /// The lease is almost over, so everything is being killed.
     Killing,
     /// The command ended: its exit code, or the signal that ended it.
     Ended(Ending),
@@ -185,7 +185,7 @@ impl Inbox {
     }
 }
 
-/// Reports on their way to lockset, which may be stopped and not read them: sending never blocks.
+/// The reports to lockset, which may be stopped and not read them: sending never blocks.
 ///
 /// A report supersedes an unsent one of its kind. So the queue holds at most one report of each
 /// kind, and what lockset waits for (`Failed`, `Ended`, `Quiet`, `Gone`) is never dropped: these
@@ -193,7 +193,7 @@ impl Inbox {
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     queue: VecDeque<Report>,
-    /// What is left of a report of which a part was sent.
+    /// The rest of a report of which a part was sent.
     rest: Vec<u8>,
 }
 

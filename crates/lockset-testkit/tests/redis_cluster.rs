@@ -15,7 +15,7 @@ use lockset_testkit::steps::{
 
 const TTL: Duration = Duration::from_secs(10);
 /// A third of a place's lease, at most 1.7 s, and the time that a busy machine takes.
-const BY_SIGN_OF_LIFE: Duration = Duration::from_secs(4);
+const BY_HEARTBEAT: Duration = Duration::from_secs(4);
 const SOON: Duration = Duration::from_secs(1);
 /// How long after a promotion a client has found the new master.
 const FOLLOWED: Duration = Duration::from_secs(8);
@@ -40,7 +40,7 @@ async fn a_promoted_replica_continues_for_a_killed_master() {
     assert!(!waiting.is_finished(), "one holds");
     let before = guard.token();
     guard.release().await.unwrap();
-    let next = await_served(BY_SIGN_OF_LIFE, waiting).await;
+    let next = await_served(BY_HEARTBEAT, waiting).await;
     assert!(next.token() > before);
     next.release().await.unwrap();
 }
@@ -94,11 +94,11 @@ async fn a_lock_moves_with_its_slot() {
         left.parse::<u64>().is_ok_and(|left| left > 8000)
     });
     guard.release().await.unwrap();
-    let guard = await_served(BY_SIGN_OF_LIFE, waiting).await;
+    let guard = await_served(BY_HEARTBEAT, waiting).await;
     let waiting = spawn_waiter(&ours, "moved").await;
     cluster.migrate_slot(slot, from);
     guard.release().await.unwrap();
-    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_HEARTBEAT, waiting).await.release().await.unwrap();
 }
 
 /// Readers, permits and cells have more keys.
@@ -122,7 +122,7 @@ async fn every_kind_of_lock_moves() {
     assert!(theirs.semaphore("permit", 2).unwrap().try_acquire(2).await.unwrap().is_none());
     theirs.latch("latch", 2).unwrap().count_down().await.unwrap();
     let open = ours.latch("latch", 2).unwrap();
-    within(BY_SIGN_OF_LIFE, "it is open", open.wait()).await.unwrap();
+    within(BY_HEARTBEAT, "it is open", open.wait()).await.unwrap();
     permit.release().await.unwrap();
     reader.release().await.unwrap();
 }
@@ -185,7 +185,7 @@ async fn pushes_resume_after_the_slot_of_an_inbox_moved() {
         cluster.migrate_slot(slot, cluster.another_master(cluster.owner(slot)));
     }
     guard.release().await.unwrap();
-    let guard = await_served(BY_SIGN_OF_LIFE, waiting).await;
+    let guard = await_served(BY_HEARTBEAT, waiting).await;
     // Afterwards a release is told by a push again, and not by the next sign of life: ten of them
     // would take longer.
     let began = Instant::now();
@@ -194,7 +194,7 @@ async fn pushes_resume_after_the_slot_of_an_inbox_moved() {
         let locks = if round % 2 == 0 { &ours } else { &theirs };
         let waiting = spawn_waiter(locks, "pushed").await;
         guard.release().await.unwrap();
-        guard = await_served(BY_SIGN_OF_LIFE, waiting).await;
+        guard = await_served(BY_HEARTBEAT, waiting).await;
     }
     assert!(began.elapsed() < Duration::from_secs(8), "no push came: {:?}", began.elapsed());
 }
@@ -233,7 +233,7 @@ async fn a_stuck_slot_is_reported_and_recovers() {
     cluster.finish_migration(slot, from, to);
     await_confirmed(FOLLOWED, &guard).await;
     guard.release().await.unwrap();
-    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_HEARTBEAT, waiting).await.release().await.unwrap();
 }
 
 /// All keys of a name lie in one slot, whatever braces the name has.
@@ -268,7 +268,7 @@ async fn every_use(ours: &Lockset, theirs: &Lockset, name: &str) {
     guard.set_note("a note").await.unwrap();
     guard.confirm().await.unwrap();
     guard.release().await.unwrap();
-    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_HEARTBEAT, waiting).await.release().await.unwrap();
     let readers = ours.rwlock(name).unwrap();
     let (one, two) = (readers.read().await.unwrap(), readers.read().await.unwrap());
     one.release().await.unwrap();
@@ -301,7 +301,7 @@ async fn list_shows_the_names_of_all_nodes() {
             }
         }
     };
-    within(BY_SIGN_OF_LIFE, "all are seen", all_held).await;
+    within(BY_HEARTBEAT, "all are seen", all_held).await;
     // One after the other, on every node.
     for guard in guards {
         let name = guard.name().to_string();
@@ -314,7 +314,7 @@ async fn list_shows_the_names_of_all_nodes() {
                 }
             }
         };
-        within(BY_SIGN_OF_LIFE, "its end is seen", freed).await;
+        within(BY_HEARTBEAT, "its end is seen", freed).await;
     }
     assert!(theirs.list("").await.unwrap().iter().all(|state| !state.is_used()));
 }

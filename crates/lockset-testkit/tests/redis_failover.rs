@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 /// Longer than a failover takes.
 const TTL: Duration = Duration::from_secs(10);
 /// A third of a place's lease, at most 1.7 s, and the time that a busy machine takes.
-const BY_SIGN_OF_LIFE: Duration = Duration::from_secs(4);
+const BY_HEARTBEAT: Duration = Duration::from_secs(4);
 /// How long after a promotion a client has found the new master.
 const FOLLOWED: Duration = Duration::from_secs(8);
 
@@ -104,7 +104,7 @@ async fn a_grant_lost_by_a_failover_is_reported_and_its_token_is_not_reused() {
         (spawn_waiter(&theirs, "lost").await, spawn_waiter(&others, "lost").await);
     let old = servers.cut_off_master();
     held.release().await.unwrap();
-    let second = await_served(BY_SIGN_OF_LIFE, second).await;
+    let second = await_served(BY_HEARTBEAT, second).await;
     servers.lose_master(old);
     await_lost(TTL + FOLLOWED, &second).await;
     let third = await_served(TTL + FOLLOWED, third).await;
@@ -153,11 +153,11 @@ async fn waiters_keep_their_order_and_tokens_grow() {
         master.ask(&["PUBSUB", "CHANNELS", "*inbox*"]).lines().count() == 3
     });
     guard.release().await.unwrap();
-    let guard = await_served(BY_SIGN_OF_LIFE, first).await;
+    let guard = await_served(BY_HEARTBEAT, first).await;
     assert!(!second.is_finished(), "the order was kept");
     let between = guard.token();
     guard.release().await.unwrap();
-    let guard = await_served(BY_SIGN_OF_LIFE, second).await;
+    let guard = await_served(BY_HEARTBEAT, second).await;
     assert!(before < between && between < guard.token(), "tokens grow");
     guard.release().await.unwrap();
     let last = lock(&client(&url, TTL).await, "line").await;
@@ -210,7 +210,7 @@ async fn an_unresponsive_sentinel_does_not_matter() {
     servers.kill_master();
     await_confirmed(FOLLOWED, &guard).await;
     guard.release().await.unwrap();
-    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_HEARTBEAT, waiting).await.release().await.unwrap();
     let others = within(FOLLOWED, "a connection", client(&url, TTL)).await;
     lock(&others, "silent").await.release().await.unwrap();
 }

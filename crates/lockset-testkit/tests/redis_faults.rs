@@ -19,7 +19,7 @@ const SOON: Duration = Duration::from_millis(750);
 /// A third of the ttl, and the time that an answer takes on a busy machine.
 const BY_RENEWAL: Duration = Duration::from_millis(1500);
 /// A third of a place's lease, likewise.
-const BY_SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+const BY_HEARTBEAT: Duration = Duration::from_secs(1);
 /// A ttl that no test lives to see the end of.
 const LONG: Duration = Duration::from_secs(60);
 /// What a waiter that was handed a lock is given to say that it is there, at most.
@@ -109,7 +109,7 @@ async fn lost_server_state_is_reported_and_waiters_are_served() {
     let guard = lock(&ours, "flushed").await;
     let waiting = spawn_waiter(&theirs, "flushed").await;
     server.ask(&["FLUSHALL"]);
-    let next = await_served(BY_SIGN_OF_LIFE, waiting).await;
+    let next = await_served(BY_HEARTBEAT, waiting).await;
     assert_eq!(await_lost(BY_RENEWAL, &guard).await, LossReason::Forgotten);
     assert!(next.token() > guard.token());
 }
@@ -554,9 +554,9 @@ async fn foreign_locks_exclude_ours_until_they_end() {
     let before = executed(&server);
     assert!(tokio::time::timeout(TTL, &mut waiting).await.is_err(), "theirs excludes ours");
     let asked = executed(&server) - before;
-    assert!(asked <= 16, "two waiters asked {asked} times in the time of 6 signs of life each");
+    assert!(asked <= 16, "two waiters asked {asked} times in the time of 6 heartbeats each");
     server.ask(&["DEL", "lockset:foreign"]);
-    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_HEARTBEAT, waiting).await.release().await.unwrap();
     await_served(SOON, behind).await.release().await.unwrap();
     let reader = ours.rwlock("foreign").unwrap().read().await.unwrap();
     assert_eq!(take(&["PX", "1500"]), "", "readers exclude theirs");

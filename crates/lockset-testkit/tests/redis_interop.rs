@@ -20,7 +20,7 @@ const PEERS: [&str; 5] = ["redis-py", "redsync", "bsm/redislock", "node-redlock"
 /// The end of a foreign lock is seen when its time is over, with some time for a busy machine.
 const SOON: Duration = Duration::from_secs(1);
 /// One that was given back before is seen by the next sign of life, likewise.
-const BY_SIGN_OF_LIFE: Duration = Duration::from_millis(1500);
+const BY_HEARTBEAT: Duration = Duration::from_millis(1500);
 
 /// A server, two clients of ours on bare keys, and the peer.
 struct Meeting {
@@ -68,7 +68,7 @@ async fn a_lock_held_by_a_peer_excludes_us_until_it_is_released() {
             (spawn_waiter(&at.ours, "jobs/42").await, spawn_waiter(&at.others, "jobs/42"));
         let second = second.await;
         at.expect("release jobs/42", "yes");
-        let guard = await_served(BY_SIGN_OF_LIFE, first).await;
+        let guard = await_served(BY_HEARTBEAT, first).await;
         at.expect("acquire jobs/42 20000", "no");
         guard.release().await.unwrap();
         let guard = await_served(SOON, second).await;
@@ -113,7 +113,7 @@ async fn a_peer_keeps_a_lock_without_expiry_until_it_releases() {
     assert!(early.is_err(), "it was taken from its holder");
     assert_eq!(at.server.ask(&["PTTL", "endless"]), "-1", "it was given an end");
     at.expect("release endless", "yes");
-    await_served(BY_SIGN_OF_LIFE, waiting).await.release().await.unwrap();
+    await_served(BY_HEARTBEAT, waiting).await.release().await.unwrap();
 }
 
 /// The ways in which we can hold a lock.
@@ -252,7 +252,7 @@ async fn woken(what: &str, ours: &Lockset, mut turn: impl FnMut(bool)) {
         tokio::time::sleep(Duration::from_millis(17 * times.len() as u64 % 300)).await;
         let released = Instant::now();
         turn(false);
-        let guard = await_served(BY_SIGN_OF_LIFE, waiting).await;
+        let guard = await_served(BY_HEARTBEAT, waiting).await;
         times.push(released.elapsed());
         guard.release().await.unwrap();
     }

@@ -59,10 +59,10 @@ pub(crate) fn nanos(span: Duration) -> u64 {
 
 /// Tells the time and sleeps; see the [module documentation](self).
 #[derive(Clone, Debug, Default)]
-pub struct Clock(Source);
+pub struct Clock(ClockSource);
 
 #[derive(Clone, Debug, Default)]
-enum Source {
+enum ClockSource {
     #[default]
     Boot,
     Tokio {
@@ -73,7 +73,7 @@ enum Source {
 impl Clock {
     /// The machine's clock, which also counts the time the machine sleeps.
     pub const fn boot() -> Self {
-        Self(Source::Boot)
+        Self(ClockSource::Boot)
     }
 
     /// tokio's clock, for tests on a runtime whose time is paused. Must be made, and used, inside
@@ -81,19 +81,19 @@ impl Clock {
     pub fn tokio() -> Self {
         // Some room before the origin, so that moments "before now" do not all meet in zero.
         let origin = tokio::time::Instant::now() - Duration::from_secs(3600);
-        Self(Source::Tokio { origin })
+        Self(ClockSource::Tokio { origin })
     }
 
     /// Whether this is tokio's clock, so that whoever uses it must live on the same runtime.
     pub(crate) fn is_virtual(&self) -> bool {
-        matches!(self.0, Source::Tokio { .. })
+        matches!(self.0, ClockSource::Tokio { .. })
     }
 
     /// The current time.
     pub fn now(&self) -> Moment {
         match &self.0 {
-            Source::Boot => boot_time(),
-            Source::Tokio { origin } => Moment(nanos(origin.elapsed())),
+            ClockSource::Boot => boot_time(),
+            ClockSource::Tokio { origin } => Moment(nanos(origin.elapsed())),
         }
     }
 

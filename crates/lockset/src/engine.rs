@@ -1,8 +1,8 @@
 //! The contract between the primitives and the engines.
 //!
-//! A hold is *data* — a [`Claim`] and, once granted, a [`Grant`] — and the verbs belong to the
+//! A hold is *data*: a [`Claim`] and, once granted, a [`Grant`]. The verbs belong to the
 //! [`Engine`]. Everything above (gates, guards, keepers, primitives) is written once, against this
-//! trait. An engine is chosen by configuration, so the trait is object safe.
+//! trait. The engine is chosen by configuration, so the trait is object safe.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,14 +29,14 @@ pub mod redlock;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
-/// Where locks live.
+/// The place where locks are stored and decided.
 ///
 /// # The rules every engine keeps
-/// * **Identity.** A claim is known by its [`ClaimId`]; a repeated request with the same id changes
-///   nothing and gets the same answer. Renewing and releasing check id *and* token, atomically
-///   where the lock lives.
+/// * **Identity.** A claim is identified by its [`ClaimId`]. A repeated request with the same id
+///   changes nothing and gets the same reply. Renewing and releasing check id *and* token,
+///   atomically where the lock is stored.
 /// * **Time.** A grant's `valid_until` counts from a moment *before* the request was sent, less
-///   [`drift`]; nobody else is granted the lock by expiry before it.
+///   [`drift`]. No other claim is granted the lock by expiry before it.
 /// * **Order.** Waiters are admitted in the order in which they queued, one predicate for all
 ///   modes: see [`Mode`].
 /// * **No approximation.** What an engine cannot do is [`Error::Unsupported`].
@@ -47,9 +47,9 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// What this engine can do, and how strong its promises are.
     fn capabilities(&self) -> Capabilities;
 
-    /// Which home this is, without secrets: two clients of the same home give the same text where
-    /// that can be known. Orders multi-locks and ties tickets to their home. It is a URL of the
-    /// home where one can be given.
+    /// Identifies the home, without secrets: two clients of the same home return the same text if
+    /// that can be known. It orders multi-locks and binds tickets to their home. It is a URL of the
+    /// home if there is one.
     fn identity(&self) -> String;
 
     /// The clock of the engine's [`Grant`]s. A client judges leases by this clock, so it cannot
@@ -70,7 +70,7 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// result per entry, in the order of the batch. An error says nothing about the lock.
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>>;
 
-    /// Lifts the fence of a lock held exclusively to `to`, which becomes its token.
+    /// Raises the fence of an exclusively held lock to `to`, which becomes its token.
     ///
     /// # Errors
     /// [`Error::Lost`] if the claim does not hold the lock exclusively or the fence is already
@@ -83,23 +83,23 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// [`Error::Lost`] if the claim does not hold the lock.
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant>;
 
-    /// Passes a held lock on to `successor`, a fresh claim on the same name: with the same token
-    /// and on the same lease, which goes on as it did. Whoever does so first wins: `claim` then
-    /// holds no more and counts as withdrawn. Repeated with the same successor it changes nothing.
-    /// What the grant says about its validity is not renewed by it.
+    /// Passes a held lock on to `successor`, a fresh claim on the same name, with the same token
+    /// and the same lease, which keeps running. The first caller wins: `claim` then does not hold
+    /// any more and counts as withdrawn. A repetition with the same successor changes nothing. The
+    /// validity of the grant is not renewed.
     ///
     /// # Errors
     /// [`Error::Lost`] if the claim does not hold the lock: its lease has ended, it was released,
     /// or it was passed on before. [`Error::NotHeld`] if the successor was withdrawn before.
     async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant>;
 
-    /// Gives the lock back and admits whoever is next. `next`, a claim of the same name and client,
-    /// is granted at once if nobody else waits (its grant is the answer), and queued otherwise. The
-    /// release stands whatever becomes of `next`, which finds out by its own request.
+    /// Releases the lock and admits the next waiters. `next`, a claim of the same name and client,
+    /// is granted at once if no other claim waits (its grant is returned), and queued otherwise.
+    /// The release stands even if `next` fails, which its own request reports.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] if the claim does not hold the lock. `next` then has to ask for itself,
-    /// or to be withdrawn, as after any other error.
+    /// [`Error::NotHeld`] if the claim does not hold the lock. `next` then needs a request of its
+    /// own, or must be withdrawn, as after any other error.
     async fn release(
         &self,
         claim: &Claim,
@@ -107,11 +107,11 @@ pub trait Engine: fmt::Debug + Send + Sync {
         next: Option<&Claim>,
     ) -> Result<Option<Grant>>;
 
-    /// Removes whatever bears this claim's id, held or waiting, and hands on like a release. A
-    /// withdrawn claim stays withdrawn: a request for it that arrives late is refused.
+    /// Removes the claim with this id, held or waiting, and admits the next waiters like a release.
+    /// A withdrawn claim stays withdrawn: a late request for it is rejected.
     ///
     /// # Errors
-    /// Only [`Error::Unreachable`]; withdrawing what is not there is no error.
+    /// Only [`Error::Unreachable`]. Withdrawing an unknown claim is not an error.
     async fn withdraw(&self, claim: &Claim) -> Result<()>;
 
     /// The states of all names in `scope`, then of each name again whenever it may have changed.
@@ -134,20 +134,19 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// `None` removes it. The version of an absent cell is [`Version::ABSENT`].
     ///
     /// # Errors
-    /// [`Error::Unreachable`]; the outcome is then unknown and found out by reading again.
+    /// [`Error::Unreachable`]. The outcome is then unknown; a read tells it.
     async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap>;
 
-    /// Takes the lock away from all who hold it, and tells them; answers who they were.
+    /// Takes the lock away from all holders and notifies them. Returns the former holders.
     ///
     /// # Errors
     /// [`Error::Unreachable`].
     async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>>;
 
-    /// What the engine has to tell about claims of this client without being asked. Called once,
-    /// by the client's keeper.
+    /// Events about claims of this client. Called once, by the client's keeper.
     fn events(&self) -> BoxStream<'static, Event>;
 
-    /// How the home itself is: for a quorum of homes, which must know what each of them is worth.
+    /// The health of the home itself, for a quorum that must know how far to rely on each node.
     ///
     /// # Errors
     /// [`Error::Unreachable`].
@@ -159,14 +158,14 @@ pub trait Engine: fmt::Debug + Send + Sync {
     async fn close(&self) {}
 }
 
-/// How a home is.
+/// The health of a home.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
-    /// Tells this run of this server from all others, where that can be known.
+    /// Identifies this run of this server, if that can be known.
     pub run: Option<String>,
-    /// Settings by which it may break a promise, in words.
+    /// Settings by which it may break a promise, as texts.
     pub warnings: Vec<String>,
-    /// It was started lately and may have forgotten locks, so it is not counted for so long.
+    /// It was started lately and may have forgotten locks, so it is not counted for this long.
     pub counted_in: Option<Duration>,
 }
 
@@ -175,7 +174,7 @@ fn same_server(one: &str, other: &str) -> String {
     format!("{one} and {other} are the same server, which would count twice; name each node once")
 }
 
-/// A server as a URL names it.
+/// A server as written in a URL.
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 fn url_host(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -186,13 +185,13 @@ pub fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
 }
 
-/// When a client must stop to trust a lease of `ttl` that it requested at `sent`.
+/// Until when a client may trust a lease of `ttl` that it requested at `sent`.
 pub fn trusted_until(sent: Moment, ttl: Duration) -> Moment {
     (sent + ttl).saturating_sub(drift(ttl))
 }
 
 /// 120 random bits and a zero byte, new for every acquisition and chosen before the first byte is
-/// sent. In the last byte an engine that makes several attempts at one lock counts them.
+/// sent. An engine that makes several attempts at one lock counts them in the last byte.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimId(u128);
 
@@ -248,27 +247,27 @@ impl<'de> Deserialize<'de> for ClaimId {
     }
 }
 
-/// One wish for one lock.
+/// One request for one lock.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Claim {
-    /// Who wishes.
+    /// Identifies this acquisition.
     pub id: ClaimId,
-    /// For what.
+    /// The lock.
     pub name: Name,
-    /// In which way.
+    /// Exclusive, shared or permits.
     pub mode: Mode,
-    /// How long a lease lasts without renewal.
+    /// The length of a lease.
     pub ttl: Duration,
     /// The lease is never renewed.
     pub fixed: bool,
-    /// `None`: the engine keeps tokens growing with its own clock. `Some(p)`: the caller answers
-    /// for the clock, and the token is exactly the greater of the fence plus one and `p`.
+    /// `None`: the engine keeps tokens growing by its own clock. `Some(p)`: the caller chooses
+    /// them, and the token is exactly the greater of the fence plus one and `p`.
     pub floor: Option<Token>,
-    /// What others see.
+    /// Shown to others beside the holder or waiter.
     pub note: Note,
     /// The lock may outlive its process: only the lease ends it.
     pub detachable: bool,
-    /// How many replicas must have the grant before it is believed; `None`: as the engine is set.
+    /// How many replicas must have the grant before it counts; `None`: as the engine is configured.
     pub replicas: Option<Replicas>,
 }
 
@@ -290,20 +289,20 @@ impl Claim {
     }
 }
 
-/// How many replicas of a server must have a grant before it is believed, where replication does
-/// not wait by itself.
+/// How many replicas of a server must have a grant before it counts, on servers that replicate
+/// asynchronously.
 ///
 /// It makes the loss of a lock by a failover less likely, not impossible: a replica that has the
 /// grant need not be the one that is promoted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Replicas {
-    /// None: the server's own word is enough.
+    /// None: the server alone is enough.
     #[default]
     None,
-    /// So many, the server itself not counted.
+    /// At least this many, the server itself not counted.
     AtLeast(u32),
-    /// Together with the server more than half of all.
+    /// More than half of all, including the server.
     Majority,
 }
 
@@ -323,9 +322,10 @@ impl FromStr for Replicas {
 
 /// How a claim shares its lock with others.
 ///
-/// One predicate decides all modes: with everybody *before* it in the queue, holding or waiting,
-/// counted as holding, an exclusive claim must be alone, a shared claim must meet no exclusive one,
-/// and the permits must add up to no more than the limit. Hence strict order, and no starvation.
+/// One predicate decides all modes. All claims *before* a claim in the queue, holding or waiting,
+/// count as holding. Then an exclusive claim must be alone, a shared claim must meet no exclusive
+/// one, and the permits must add up to at most the limit. Strict order and freedom from starvation
+/// follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -374,14 +374,14 @@ impl Wait {
     }
 }
 
-/// A lock held: what the engine answered to a claim.
+/// A held lock: the engine's reply to a claim.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Grant {
     /// The fencing token.
     pub token: Token,
-    /// Until when, on the client's clock, the lock may be trusted without another answer.
+    /// Until when, on the client's clock, the lock may be trusted without another reply.
     pub valid_until: Moment,
-    /// The engine's own; travels in a ticket.
+    /// The engine's own data; part of a ticket.
     pub key: Vec<u8>,
 }
 
@@ -512,13 +512,14 @@ pub enum Amend {
 /// How an operator takes a lock away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Break {
-    /// Refuse renewals and tell the holder; the lock is free when the running lease ends.
+    /// Reject renewals and notify the holder. The lock is free when the running lease ends.
     WhenLeaseEnds,
-    /// Free it at once. Two parties may then act at the same time; only tokens help.
+    /// Free it at once. Two holders may then act at the same time; only tokens protect against
+    /// that.
     Now,
 }
 
-/// What a watch looks at.
+/// The scope of a watch.
 #[derive(Clone, Debug)]
 pub enum Scope {
     /// One name.
@@ -528,7 +529,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// Whether this watch looks at `name`.
+    /// Whether `name` is in this scope.
     pub fn covers(&self, name: &Name) -> bool {
         match self {
             Scope::Name(one) => one == name,
@@ -537,7 +538,7 @@ impl Scope {
     }
 }
 
-/// What an engine tells a client without being asked.
+/// What an engine reports to a client by itself.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// This claim no longer holds its lock.
@@ -558,16 +559,16 @@ impl Event {
     }
 }
 
-/// All that is known of one name at one moment.
+/// Everything that is known about one name at one moment.
 #[derive(Clone, Debug, Serialize)]
 pub struct LockState {
     /// The name.
     pub name: Name,
-    /// Who holds it.
+    /// The holders.
     pub holders: Vec<Holder>,
-    /// Who waits, first come first.
+    /// The waiters, in queue order.
     pub waiters: Vec<Waiter>,
-    /// The greatest token given so far, where the engine remembers it.
+    /// The greatest token given so far, if the engine stores it.
     pub fence: Option<Token>,
     /// Its cell, if it has one.
     #[serde(skip)]
@@ -575,43 +576,43 @@ pub struct LockState {
 }
 
 impl LockState {
-    /// The state of a name that nobody uses.
+    /// The state of an unused name.
     pub fn free(name: Name) -> Self {
         Self { name, holders: Vec::new(), waiters: Vec::new(), fence: None, cell: None }
     }
 
-    /// Whether somebody holds it or waits for it, or it has a cell: what a listing shows.
+    /// Whether it is held or waited for, or has a cell: then a listing shows it.
     pub fn is_used(&self) -> bool {
         !self.holders.is_empty() || !self.waiters.is_empty() || self.cell.is_some()
     }
 }
 
-/// Somebody who holds a lock.
+/// A holder of a lock.
 #[derive(Clone, Debug, Serialize)]
 pub struct Holder {
-    /// The claim; `None` for a lock taken by something that is not lockset.
+    /// The claim; `None` for a lock of another library.
     pub claim: Option<ClaimId>,
     /// Its token, where it has one.
     pub token: Option<Token>,
-    /// How it holds.
+    /// Its mode.
     pub mode: Mode,
-    /// What it says about itself.
+    /// Its note.
     pub note: Note,
-    /// How long its lease still runs.
+    /// How much of its lease is left.
     #[serde(rename = "left_ms", serialize_with = "as_millis")]
     pub left: Duration,
-    /// An operator asked for the lock back; the lease will not be renewed.
+    /// An operator revoked the lock; the lease will not be renewed.
     pub revoked: bool,
 }
 
-/// Somebody who waits for a lock.
+/// A waiter for a lock.
 #[derive(Clone, Debug, Serialize)]
 pub struct Waiter {
     /// The claim.
     pub claim: ClaimId,
-    /// How it wants to hold.
+    /// Its mode.
     pub mode: Mode,
-    /// What it says about itself.
+    /// Its note.
     pub note: Note,
 }
 
@@ -637,16 +638,16 @@ impl Version {
     pub const ABSENT: Version = Version(0);
 }
 
-/// The answer to a compare-and-set.
+/// The result of a compare-and-set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Swap {
-    /// It was done; this is the new version.
+    /// Done; this is the new version.
     Done(Version),
-    /// It was not done, because this is what the cell holds.
+    /// Not done, because this is the content of the cell.
     Found(Cell),
 }
 
-/// What an engine can do. Whatever is `false` here is [`Error::Unsupported`] when asked for.
+/// What an engine can do. A request for what is `false` here is [`Error::Unsupported`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -658,16 +659,16 @@ pub struct Capabilities {
     pub permits: bool,
     /// Cells, hence latches and barriers.
     pub cells: bool,
-    /// A holder whose process dies is succeeded at once, not when its lease ends.
+    /// When the process of a holder dies, the lock passes on at once, not when its lease ends.
     pub sees_death: bool,
-    /// The guard is told of a break at once, not at its next renewal.
+    /// The guard is notified of a break at once, not at its next renewal.
     pub pushes: bool,
-    /// State outlives the last client, and tokens go on growing after a restart.
+    /// State outlives the last client, and tokens keep growing after a restart.
     pub durable: bool,
     /// Replicas can be waited for: see [`Replicas`].
     pub replicas: bool,
-    /// The lease of an ordinary lock is that of the client's session, which lasts so long, as the
-    /// server granted it: the ttl of all locks that are neither fixed nor detachable. `None` where
+    /// The session timeout that the server granted, if the lease of an ordinary lock is the
+    /// client's session: the ttl of all locks that are neither fixed nor detachable. `None` if
     /// every lock has a lease of its own.
     pub session: Option<Duration>,
     /// The shortest ttl this engine can keep.

@@ -52,5 +52,5 @@ fn an_outage_ends_an_office_and_no_campaign() {
     running.signal(Signal::TERM);
     let output = running.wait();
     assert_eq!(code(&output), 128 + 15, "{output:?}");
-    assert!(stderr(&output).contains("waiting until it answers"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("waiting until it replies"), "{}", stderr(&output));
 }

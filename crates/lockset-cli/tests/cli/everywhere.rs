@@ -226,7 +226,7 @@ fn a_lock_that_was_asked_back_can_be_given_back(home: &Home) {
     assert_eq!(code(&home.lockset(&["break", "x"]).output().unwrap()), 0);
     let renewed = home.lockset(&["renew", "--ticket", "t"]).output().unwrap();
     assert_eq!((code(&renewed), home.holders("x")), (76, 1), "{renewed:?}");
-    assert!(stderr(&renewed).contains("asked back"), "{}", stderr(&renewed));
+    assert!(stderr(&renewed).contains("was revoked"), "{}", stderr(&renewed));
     let released = home.lockset(&["release", "--ticket", "t"]).output().unwrap();
     assert_eq!((code(&released), home.holders("x")), (0, 0), "{released:?}");
     assert!(!home.path("t").exists());
@@ -431,7 +431,7 @@ fn a_broken_lock_ends_its_command_when_the_lease_ends(home: &Home) {
     let output = running.wait();
     assert_eq!(code(&output), 76, "{output:?}");
     let said = stderr(&output);
-    assert!(said.contains("operator asked for it back"), "{said}");
+    assert!(said.contains("operator revoked it"), "{said}");
     assert!(!said.contains("ran out"), "it ended before its lease: {said}");
     assert_eq!(home.text("log"), "TERM\n");
     assert_eq!(stdout(&next.wait()), "granted\n");

@@ -1,36 +1,41 @@
 //! The embedded engine: locks between all processes of one machine, in one SQLite file.
 //!
-//! It needs no server. Every request is one transaction on the file; a release grants the lock to
-//! the next waiter in that same transaction and then writes the waiter's process a letter, so that
-//! nobody polls. The parts:
+//! It needs no server. Every request is one transaction on the file. A release grants the lock to
+//! the next waiter in the same transaction and then sends a message to the waiter's process, so
+//! that no waiter polls. The parts, in the order in which a claim meets them:
 //!
-//! * `place` finds the file and refuses network file systems;
+//! * `file` finds the file and rejects network file systems;
 //! * `store` opens it and runs transactions; `schema.sql` is the stored format;
-//! * `claims` is what the verbs do inside a transaction, in `steps`, on `rows`;
-//! * `inbox` carries the letters;
-//! * `process` knows whether a holder's process still lives.
+//! * `acquire` enters a claim and checks how it stands; `renew` renews and changes a held lock;
+//!   `release` ends claims; each is what a verb does inside a transaction;
+//! * `queue` has the steps that these share, `record` the rows;
+//! * `inspect` reads the state of locks, `watch` reports changes, `cells` serve latches and
+//!   barriers;
+//! * `inbox` sends and receives messages between processes;
+//! * `process` finds out whether the process of a holder is alive.
 //!
 //! # What it promises
-//! Leases run on the machine's boot clock, which all its processes share and nobody sets. A lease
-//! never ends later than one ttl from now, so one that seems to is of an earlier boot and over;
-//! what else an earlier boot left lapses within one ttl. No file or name of a boot is asked,
-//! because containers may see another one. A holder whose process dies is succeeded at once
-//! (Linux), if its death can be seen from here; in another pid namespace its lease decides, and a
-//! waiter there counts as gone when it has not shown up for a minute. Tokens are never below the
-//! wall clock in microseconds, so they go on growing even if a power cut takes the last
-//! transactions.
+//! Leases run on the machine's boot clock, which all its processes share and which cannot be set. A
+//! lease never ends later than one ttl from now. A lease that seems to was written before the last
+//! boot, and is over; whatever else an earlier boot left lapses within one ttl. No file and no boot
+//! id is consulted for that, because containers may see different ones. When the process of a
+//! holder dies, the next waiter is granted the lock at once (Linux), if the death is visible from
+//! here. In another pid namespace the lease decides, and a waiter there counts as gone after a
+//! minute without a heartbeat. Tokens are never below the wall clock in microseconds, so they keep
+//! growing even if a power cut destroys the last transactions.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::{FutureExt, StreamExt, TryFutureExt};
+use futures_util::{StreamExt, TryFutureExt};
 
-use self::claims::Standing;
+use self::acquire::ClaimStatus;
 use self::store::{Store, Transaction};
-use super::common::watch::{Recheck, hints_of, told_once, watch_states_with};
+use self::watch::{FileWatch, recheck};
+use super::common::watch::{RECHECK, hints_of, told_once, watch_states_with};
 use super::{
     Admission, Amend, Break, Capabilities, Claim, Engine, Event, Grant, Holder, LockState, Renewal,
     Scope, Swap, Version, Wait,
@@ -39,36 +44,39 @@ use crate::clock::Clock;
 use crate::error::{Error, LossReason, Result};
 use crate::name::{Name, Prefix};
 use crate::report::report;
-use crate::sync;
 use crate::token::Token;
 
-mod claims;
+mod acquire;
+mod cells;
+mod file;
 mod inbox;
-mod place;
+mod inspect;
 mod process;
-mod rows;
-mod steps;
+mod queue;
+mod record;
+mod release;
+mod renew;
 mod store;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 const ENGINE: &str = "local";
-/// How long a request tries when other processes keep the file busy.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// A waiter looks at least so often, in case a letter got lost.
-const SAFETY_NET: Duration = Duration::from_secs(1);
-/// At most this many leases are renewed in one transaction, so that others come in between.
-const RENEWALS: usize = 500;
+/// How long a request is retried while other processes keep the file busy.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How a [`Local`] is opened.
+/// Maximum leases per renewal transaction, so that requests of others fit in between.
+const MAX_RENEWALS: usize = 500;
+
+/// Options of [`Local::open`].
 #[derive(Clone, Debug)]
 pub struct LocalOptions {
     /// The file; `None` for the user's own, in the state folder of the home folder.
     pub path: Option<PathBuf>,
     /// The permissions of a new file. The files beside it follow.
     pub mode: u32,
-    /// The process to record as the holder in place of this one. It must be running, and what is
-    /// held ends with it.
+    /// The process to record as the holder instead of this one. It must be running. The locks end
+    /// when it ends.
     pub holder_process: Option<u32>,
 }
 
@@ -81,8 +89,8 @@ impl Default for LocalOptions {
 /// One client of one file.
 ///
 /// # Drop
-/// Closes the file and removes the inbox. Locks still held stay so until their leases end or the
-/// process does. In a forked child nothing is touched.
+/// Closes the file and removes the inbox. Locks that are still held stay held until their leases
+/// or the process end. In a forked child nothing is touched.
 pub struct Local {
     store: Arc<Store>,
     clock: Clock,
@@ -95,23 +103,22 @@ impl std::fmt::Debug for Local {
 }
 
 impl Local {
-    /// Opens the file, and creates it if need be. Must be called inside a tokio runtime, which then
-    /// reads the letters from other processes.
+    /// Opens the file, and creates it if it does not exist. Must be called inside a tokio runtime,
+    /// which then receives the messages of other processes.
     ///
     /// # Errors
-    /// [`Error::Unreachable`], which says what is wrong with the file and what to do.
+    /// [`Error::Unreachable`], which says what is wrong with the file and what to do about it.
     pub fn open(options: LocalOptions) -> Result<Self> {
         let store = Arc::new(Store::open(&options)?);
         Ok(Self { store, clock: Clock::boot() })
     }
 
-    /// The error of a request about a held lock. In a forked child, it is that the lock is the
-    /// parent's; if the file is gone, that the lock went with it, because who comes now finds
-    /// another file.
+    /// The error of a request about a held lock. In a forked child the lock belongs to the parent.
+    /// If the file is gone, the lock is gone with it: other clients now open another file.
     fn held_error(&self, name: &Name, error: Error) -> Error {
         if self.store.is_forked() {
             Error::lost(name, LossReason::Forked)
-        } else if self.store.place.is_gone() {
+        } else if self.store.file.is_gone() {
             report!(warn, name = name, error = error, "a lock was lost");
             Error::lost(name, LossReason::Forgotten)
         } else {
@@ -119,12 +126,12 @@ impl Local {
         }
     }
 
-    /// How long a request that ends at `deadline` may try.
-    fn patience(&self, wait: Wait) -> Duration {
+    /// How long a request with this deadline may be retried.
+    fn busy_timeout(&self, wait: Wait) -> Duration {
         match wait {
-            Wait::No | Wait::Forever => PATIENCE,
+            Wait::No | Wait::Forever => BUSY_TIMEOUT,
             Wait::Until(deadline) => {
-                deadline.saturating_duration_since(self.clock.now()).min(PATIENCE)
+                deadline.saturating_duration_since(self.clock.now()).min(BUSY_TIMEOUT)
             }
         }
     }
@@ -155,88 +162,88 @@ impl Engine for Local {
     }
 
     fn identity(&self) -> String {
-        format!("local:{}", self.store.place.path().display())
+        format!("local:{}", self.store.file.path().display())
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
-        self.store.unless_forked()?;
-        self.store.processes.unless_stand_in_died()?;
-        let bell = self.store.inbox.desk.bell(claim.id);
+        self.store.check_not_forked()?;
+        self.store.processes.check_holder_process()?;
+        let wake = self.store.inbox.dispatcher.wake_handle(claim.id);
         let (wanted, may_queue) = (claim.clone(), wait != Wait::No);
-        let enter = self.store.write(self.patience(wait), move |txn| txn.enter(&wanted, may_queue));
-        let mut standing = enter.await?;
+        let enter =
+            self.store.write(self.busy_timeout(wait), move |txn| txn.enter(&wanted, may_queue));
+        let mut status = enter.await?;
         loop {
-            let (seq, watch, look_again) = match standing {
-                Ok(Standing::Granted(grant)) => return Ok(Admission::Granted(grant)),
-                Ok(Standing::Busy) => return Ok(Admission::NotInTime),
+            let (seq, watch, check_at) = match status {
+                Ok(ClaimStatus::Granted(grant)) => return Ok(Admission::Granted(grant)),
+                Ok(ClaimStatus::Busy) => return Ok(Admission::NotInTime),
                 Err(error) => return Admission::from_inner(Err(error)),
-                Ok(Standing::Waiting { seq, watch, look_again }) => (seq, watch, look_again),
+                Ok(ClaimStatus::Waiting { seq, watch, check_at }) => (seq, watch, check_at),
             };
             let wanted = claim.clone();
             let now = self.clock.now();
             if now >= wait.deadline() {
-                let left = self.store.write(PATIENCE, move |txn| txn.leave(&wanted, seq)).await?;
-                return Ok(left.into());
+                let gave_up = move |txn: &mut Transaction<'_>| txn.give_up(&wanted, seq);
+                return Ok(self.store.write(BUSY_TIMEOUT, gave_up).await?.into());
             }
-            let until = look_again.min(now + SAFETY_NET).min(wait.deadline());
+            let until = check_at.min(now + RECHECK).min(wait.deadline());
             tokio::select! {
-                () = bell.rung() => {}
+                () = wake.woken() => {}
                 () = self.store.processes.any_death(&watch) => {}
                 () = self.clock.sleep_until(until) => {}
             }
-            // Reading stands in no writer's way, not even in that of the releaser, who is likely to
-            // be queueing again just now.
-            let peek = self.store.read(PATIENCE, move |txn| txn.peek(&wanted, seq)).await?;
-            standing = match peek {
-                Some(standing) => Ok(standing),
+            // A read blocks no writer, not even the releaser, which is probably queueing again.
+            let peek = self.store.read(BUSY_TIMEOUT, move |txn| txn.peek(&wanted, seq)).await?;
+            status = match peek {
+                Some(status) => Ok(status),
                 None => {
                     let wanted = claim.clone();
-                    self.store.write(PATIENCE, move |txn| txn.look(&wanted, seq)).await?
+                    self.store.write(BUSY_TIMEOUT, move |txn| txn.check(&wanted, seq)).await?
                 }
             };
         }
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
-        let mut answers = Vec::with_capacity(batch.len());
-        for part in batch.chunks(RENEWALS) {
+        let mut renewals = Vec::with_capacity(batch.len());
+        for part in batch.chunks(MAX_RENEWALS) {
             let owned: Vec<(Claim, Grant)> =
                 part.iter().map(|(claim, grant)| ((*claim).clone(), (*grant).clone())).collect();
-            let renewed = self.store.write(PATIENCE, move |txn| {
+            let renewed = self.store.write(BUSY_TIMEOUT, move |txn| {
                 owned.iter().map(|(claim, grant)| txn.renew(claim, grant)).collect()
             });
             match renewed.await {
                 Ok(part) => {
                     let part: Vec<Result<Grant>> = part;
-                    answers.extend(part.into_iter().map(Renewal::from_inner));
+                    renewals.extend(part.into_iter().map(Renewal::from_inner));
                 }
-                Err(error) => answers.extend(part.iter().map(|(claim, _)| {
+                Err(error) => renewals.extend(part.iter().map(|(claim, _)| {
                     Renewal::from_inner(Err(self.held_error(&claim.name, again(&error))))
                 })),
             }
         }
-        answers
+        renewals
     }
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
         let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
-        let raised = self.store.write(PATIENCE, move |txn| txn.raise(&claim, &grant, to));
+        let raised = self.store.write(BUSY_TIMEOUT, move |txn| txn.raise(&claim, &grant, to));
         raised.await.map_err(|error| self.held_error(&name, error))?
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
-        let amended = self.store.write(PATIENCE, move |txn| txn.amend(&claim, &grant, &to));
+        let amended = self.store.write(BUSY_TIMEOUT, move |txn| txn.amend(&claim, &grant, &to));
         amended.await.map_err(|error| self.held_error(&name, error))?
     }
 
     async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
-        // Before the request: one for this claim may still be under way on another thread.
+        // Before the request: one for this claim may still be in flight on another thread.
         self.store.mark_withdrawn(claim.id);
         let (claim, grant, successor) = (claim.clone(), grant.clone(), successor.clone());
         let name = claim.name.clone();
         let adopt = move |txn: &mut Transaction<'_>| txn.adopt(&claim, &grant, &successor);
-        let adopted = self.store.write(PATIENCE, adopt).await;
+        let adopted = self.store.write(BUSY_TIMEOUT, adopt).await;
         adopted.map_err(|error| self.held_error(&name, error))?
     }
 
@@ -249,7 +256,7 @@ impl Engine for Local {
         let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
         let next = next.cloned();
         let release = move |txn: &mut Transaction<'_>| txn.release(&claim, &grant, next.as_ref());
-        let released = self.store.write(PATIENCE, release).await;
+        let released = self.store.write(BUSY_TIMEOUT, release).await;
         released.map_err(|error| match self.held_error(&name, error) {
             Error::Lost { name, reason: LossReason::Forgotten } => Error::NotHeld { name },
             error => error,
@@ -257,26 +264,26 @@ impl Engine for Local {
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        // Before anything that can fail: a request may still be under way on another thread.
+        // Before anything that can fail: a request may still be in flight on another thread.
         self.store.mark_withdrawn(claim.id);
         let claim = claim.clone();
-        self.store.write(PATIENCE, move |txn| txn.remove(&claim)).await
+        self.store.write(BUSY_TIMEOUT, move |txn| txn.remove(&claim)).await
     }
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
         let (store, scope) = (self.store.clone(), scope.clone());
         async move {
-            let (watching, changes) = Watching::begin(store.clone(), &scope).await?;
+            let (watch, changes) = FileWatch::begin(store.clone(), &scope).await?;
             let first = match scope.clone() {
                 Scope::Name(name) => vec![name],
                 Scope::Prefix(prefix) => {
-                    let states = store.read(PATIENCE, move |t| t.states_below(prefix.as_str()));
+                    let states = store.read(BUSY_TIMEOUT, move |t| t.states_below(prefix.as_str()));
                     states.await?.into_iter().map(|state| state.name).collect()
                 }
             };
             let read = move |name: &Name| {
-                let (store, name) = (watching.store.clone(), name.clone());
-                async move { store.read(PATIENCE, move |txn| txn.state(&name)).await }
+                let (store, name) = (watch.store.clone(), name.clone());
+                async move { store.read(BUSY_TIMEOUT, move |txn| txn.state(&name)).await }
             };
             let recheck = Some(recheck(store, scope));
             Ok(watch_states_with(Clock::boot(), first, hints_of(changes), read, recheck))
@@ -287,12 +294,12 @@ impl Engine for Local {
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
         let name = name.clone();
-        self.store.read(PATIENCE, move |txn| txn.state(&name)).await
+        self.store.read(BUSY_TIMEOUT, move |txn| txn.state(&name)).await
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
         let prefix = prefix.clone();
-        let states = self.store.read(PATIENCE, move |txn| txn.states_below(prefix.as_str()));
+        let states = self.store.read(BUSY_TIMEOUT, move |txn| txn.states_below(prefix.as_str()));
         let mut states = states.await?;
         states.retain(LockState::is_used);
         Ok(states)
@@ -300,102 +307,41 @@ impl Engine for Local {
 
     async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {
         let name = name.clone();
-        self.store.write(PATIENCE, move |txn| txn.cell(&name, expect, value.as_deref())).await
+        self.store.write(BUSY_TIMEOUT, move |txn| txn.cell(&name, expect, value.as_deref())).await
     }
 
     async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
         let name = name.clone();
-        self.store.write(PATIENCE, move |txn| txn.force_release(&name, how)).await
+        self.store.write(BUSY_TIMEOUT, move |txn| txn.force_release(&name, how)).await
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
-        told_once(self.store.inbox.desk.events())
+        told_once(self.store.inbox.dispatcher.events())
     }
 
     async fn close(&self) {
-        self.store.end_watches(PATIENCE).await;
+        self.store.end_watches(BUSY_TIMEOUT).await;
         self.store.close();
-    }
-}
-
-/// A watch that is entered in the file, until it is dropped.
-struct Watching {
-    store: Arc<Store>,
-    /// In the file.
-    id: i64,
-    /// At the desk.
-    number: u64,
-}
-
-impl Watching {
-    async fn begin(store: Arc<Store>, scope: &Scope) -> Result<(Self, Changes)> {
-        store.unless_forked()?;
-        let (number, changes) = store.inbox.desk.changes(scope);
-        let id = store.begin_watch();
-        // From here on, dropping it ends the watch, also while its row is still being written.
-        let watching = Self { store, id, number };
-        let scope = scope.clone();
-        watching.store.write(PATIENCE, move |txn| txn.add_watcher(id, &scope)).await?;
-        Ok((watching, changes))
-    }
-}
-
-/// Looks at the whole scope if anything at all was written since it looked last: a letter may be
-/// lost, above all while its reader is stopped and its inbox full.
-fn recheck(store: Arc<Store>, scope: Scope) -> Recheck {
-    let last = Arc::new(Mutex::new(None));
-    Recheck::often(Box::new(move || {
-        let (store, scope, last) = (store.clone(), scope.clone(), last.clone());
-        async move {
-            let known = *sync::lock(&last);
-            let found = store.read(PATIENCE, move |txn| {
-                let stamp = Some(txn.stamp()?);
-                if stamp == known {
-                    return Ok(None);
-                }
-                let states = match &scope {
-                    Scope::Name(name) => vec![txn.state(name)?],
-                    Scope::Prefix(prefix) => txn.states_below(prefix.as_str())?,
-                };
-                Ok(Some((stamp, states)))
-            });
-            Ok(found.await?.map(|(stamp, states)| {
-                *sync::lock(&last) = stamp;
-                states
-            }))
-        }
-        .boxed()
-    }))
-}
-
-type Changes = tokio::sync::mpsc::UnboundedReceiver<Name>;
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        if !self.store.is_forked() {
-            self.store.inbox.desk.end_changes(self.number);
-            self.store.end_watch(self.id);
-        }
     }
 }
 
 /// The same error for another entry of the batch.
 fn again(error: &Error) -> Error {
     match error {
-        Error::Unreachable { what, retryable, .. } => failed_or(what.clone(), *retryable),
+        Error::Unreachable { what, retryable, .. } => error_that(what.clone(), *retryable),
         _ => Error::Closed,
     }
 }
 
-fn failed(what: impl Into<String>) -> Error {
-    failed_or(what.into(), false)
+fn error_of(what: impl Into<String>) -> Error {
+    error_that(what.into(), false)
 }
 
-fn failed_or(what: String, retryable: bool) -> Error {
+fn error_that(what: String, retryable: bool) -> Error {
     Error::Unreachable { engine: ENGINE, what, retryable, source: None }
 }
 
-fn failed_by(
+fn error_from(
     what: impl Into<String>,
     retryable: bool,
     source: impl std::error::Error + Send + Sync + 'static,

@@ -1,10 +1,11 @@
 //! The reference semantics: locks inside one process, in plain Rust.
 //!
-//! It needs no server, it runs on any [`Clock`], virtual ones included, and it is what the
-//! conformance laws were first written against. Use it for tests of your own code, and for work
-//! that must be exclusive inside one process only.
+//! It needs no server and runs on any [`Clock`], including virtual ones. The conformance laws were
+//! first written against it. Use it for tests of your own code, and for work that must be exclusive
+//! inside one process only.
 //!
-//! Leases are real here too: a claim whose keeper does not renew it is succeeded when it lapses.
+//! Leases are real here too: a claim that its keeper does not renew lapses, and the next waiter is
+//! granted the lock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -28,12 +29,12 @@ use crate::name::{Name, Note, Prefix};
 use crate::sync;
 use crate::token::Token;
 
-/// Free names are swept out when there are more than this, and twice as many as at the last sweep.
+/// Free names are removed when there are more than this, and twice as many as after the last sweep.
 const SWEEP_AT: usize = 1024;
 
 /// One client of a home that lives in this process.
 pub struct Memory {
-    home: Arc<Mutex<Home>>,
+    home: Arc<Mutex<MemoryHome>>,
     clock: Clock,
     client: u64,
     label: Arc<str>,
@@ -58,20 +59,20 @@ impl Memory {
         Self::client_of(self.home.clone(), self.clock.clone(), self.label.clone())
     }
 
-    /// The home of this process that goes by `label`; all who ask for the same label share it.
+    /// A client of this process's home with this label. All clients of one label share the home.
     pub(crate) fn shared(label: &str) -> Self {
-        static HOMES: Mutex<BTreeMap<String, Arc<Mutex<Home>>>> = Mutex::new(BTreeMap::new());
+        static HOMES: Mutex<BTreeMap<String, Arc<Mutex<MemoryHome>>>> = Mutex::new(BTreeMap::new());
         let home = sync::lock(&HOMES).entry(label.to_owned()).or_default().clone();
         Self::client_of(home, Clock::boot(), format!("memory:{label}").into())
     }
 
-    fn client_of(home: Arc<Mutex<Home>>, clock: Clock, label: Arc<str>) -> Self {
-        let (tell, events) = mpsc::unbounded_channel();
-        let client = sync::lock(&home).join(tell);
+    fn client_of(home: Arc<Mutex<MemoryHome>>, clock: Clock, label: Arc<str>) -> Self {
+        let (sender, events) = mpsc::unbounded_channel();
+        let client = sync::lock(&home).join(sender);
         Self { home, clock, client, label, events: Mutex::new(Some(events)) }
     }
 
-    fn home(&self) -> MutexGuard<'_, Home> {
+    fn home(&self) -> MutexGuard<'_, MemoryHome> {
         sync::lock(&self.home)
     }
 
@@ -80,24 +81,24 @@ impl Memory {
         claim: &Claim,
         deadline: Moment,
         wake: Arc<Notify>,
-        mut look_again: Moment,
+        mut check_at: Moment,
     ) -> Admission {
         loop {
             tokio::select! {
                 () = wake.notified() => {}
-                () = self.clock.sleep_until(look_again.min(deadline)) => {}
+                () = self.clock.sleep_until(check_at.min(deadline)) => {}
             }
             let now = self.clock.now();
             let mut home = self.home();
-            match home.look(claim, now) {
-                Entered::Granted(grant) => return Admission::Granted(grant),
-                Entered::Forgotten => return Admission::Forgotten,
-                Entered::Queued { .. } | Entered::Busy if now >= deadline => {
+            match home.check(claim, now) {
+                QueueStatus::Granted(grant) => return Admission::Granted(grant),
+                QueueStatus::Forgotten => return Admission::Forgotten,
+                QueueStatus::Queued { .. } | QueueStatus::Busy if now >= deadline => {
                     home.remove(&claim.name, claim.id, now);
                     return Admission::NotInTime;
                 }
-                Entered::Queued { look_again: next, .. } => look_again = next,
-                Entered::Busy => return Admission::NotInTime,
+                QueueStatus::Queued { check_at: next, .. } => check_at = next,
+                QueueStatus::Busy => return Admission::NotInTime,
             }
         }
     }
@@ -109,8 +110,8 @@ impl Drop for Memory {
     }
 }
 
-/// The clock that keeps tokens growing over lost state. State is lost only with the process here,
-/// so it is enough to read it once per process.
+/// The wall clock, which keeps tokens growing after state was lost. Here state is lost only with
+/// the process, so the clock is read once per process.
 fn clock_floor() -> u64 {
     static START: OnceLock<u64> = OnceLock::new();
     *START.get_or_init(wall_micros)
@@ -144,14 +145,14 @@ impl Engine for Memory {
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         let now = self.clock.now();
-        let entered = self.home().enter(claim, self.client, wait != Wait::No, now)?;
-        Ok(match entered {
-            Entered::Granted(grant) => Admission::Granted(grant),
-            Entered::Busy => Admission::NotInTime,
-            Entered::Forgotten => Admission::Forgotten,
-            // Boxed, because only few come here and all would have to make room for it.
-            Entered::Queued { wake, look_again } => {
-                Box::pin(self.wait(claim, wait.deadline(), wake, look_again)).await
+        let status = self.home().enter(claim, self.client, wait != Wait::No, now)?;
+        Ok(match status {
+            QueueStatus::Granted(grant) => Admission::Granted(grant),
+            QueueStatus::Busy => Admission::NotInTime,
+            QueueStatus::Forgotten => Admission::Forgotten,
+            // Boxed, because few claims wait and all futures would have to reserve the space.
+            QueueStatus::Queued { wake, check_at } => {
+                Box::pin(self.wait(claim, wait.deadline(), wake, check_at)).await
             }
         })
     }
@@ -191,7 +192,7 @@ impl Engine for Memory {
                 }
             }
         }
-        home.touched(&claim.name);
+        home.notify_watchers(&claim.name);
         Ok(grant.clone())
     }
 
@@ -209,12 +210,12 @@ impl Engine for Memory {
         let mut home = self.home();
         let token = home.remove(&claim.name, claim.id, now);
         if token != Some(grant.token) {
-            // Whatever bore the id is gone; "not held" is only the answer.
+            // Every claim with this id is gone, although the reply is "not held".
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
-        // The release stands whatever becomes of `next`, which finds out by its own request.
+        // The release stands even if `next` fails, which its own request reports.
         match next.map(|next| home.enter(next, self.client, true, now)) {
-            Some(Ok(Entered::Granted(grant))) => Ok(Some(grant)),
+            Some(Ok(QueueStatus::Granted(grant))) => Ok(Some(grant)),
             _ => Ok(None),
         }
     }
@@ -228,10 +229,10 @@ impl Engine for Memory {
     }
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let (tell, changes) = mpsc::unbounded_channel();
+        let (sender, changes) = mpsc::unbounded_channel();
         let mut home = self.home();
-        home.watchers.retain(|(_, tell)| !tell.is_closed());
-        home.watchers.push((scope.clone(), tell));
+        home.watchers.retain(|(_, sender)| !sender.is_closed());
+        home.watchers.push((scope.clone(), sender));
         let first = match scope {
             Scope::Name(name) => vec![name.clone()],
             Scope::Prefix(prefix) => home.names(prefix),
@@ -265,7 +266,7 @@ impl Engine for Memory {
         }
         let version = if value.is_some() { version } else { Version::ABSENT };
         lock.cell = value.map(|value| Cell { version, value });
-        home.touched(name);
+        home.notify_watchers(name);
         Ok(Swap::Done(version))
     }
 
@@ -280,9 +281,9 @@ impl Engine for Memory {
 
 /// All locks of one home.
 #[derive(Debug, Default)]
-struct Home {
-    locks: FastMap<Name, Lock>,
-    /// The greatest fence among the names that were swept out; new ones begin with it.
+struct MemoryHome {
+    locks: FastMap<Name, MemoryLock>,
+    /// The greatest fence among the names that were removed; new names start with it.
     base: u64,
     swept_to: usize,
     withdrawn: Tombstones,
@@ -294,18 +295,18 @@ struct Home {
 
 /// One name. The holders always came before the waiters, because admission is in strict order.
 #[derive(Debug, Default)]
-struct Lock {
+struct MemoryLock {
     fence: u64,
     tally: Tally,
-    holders: FastMap<ClaimId, Held>,
-    waiters: BTreeMap<u64, Waiting>,
-    places: FastMap<ClaimId, u64>,
-    next_place: u64,
+    holders: FastMap<ClaimId, MemoryHolder>,
+    waiters: BTreeMap<u64, MemoryWaiter>,
+    positions: FastMap<ClaimId, u64>,
+    next_position: u64,
     cell: Option<Cell>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct MemoryHolder {
     client: u64,
     mode: Mode,
     token: Token,
@@ -316,35 +317,37 @@ struct Held {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct MemoryWaiter {
     client: u64,
     claim: Claim,
     wake: Arc<Notify>,
 }
 
-enum Entered {
+enum QueueStatus {
     Granted(Grant),
-    Queued { wake: Arc<Notify>, look_again: Moment },
+    Queued { wake: Arc<Notify>, check_at: Moment },
     Busy,
     Forgotten,
 }
 
-impl Home {
-    fn join(&mut self, tell: mpsc::UnboundedSender<Event>) -> u64 {
+impl MemoryHome {
+    fn join(&mut self, sender: mpsc::UnboundedSender<Event>) -> u64 {
         self.joined += 1;
-        self.clients.insert(self.joined, tell);
+        self.clients.insert(self.joined, sender);
         self.joined
     }
 
-    fn lock_of(&mut self, name: &Name) -> &mut Lock {
+    fn lock_of(&mut self, name: &Name) -> &mut MemoryLock {
         if self.locks.len() >= SWEEP_AT.max(2 * self.swept_to) {
             self.sweep();
         }
         let fence = self.base;
-        self.locks.entry(name.clone()).or_insert_with(|| Lock { fence, ..Lock::default() })
+        self.locks
+            .entry(name.clone())
+            .or_insert_with(|| MemoryLock { fence, ..MemoryLock::default() })
     }
 
-    /// Forgets free names when they have become many. What they had given out lives on in `base`.
+    /// Removes free names. `base` keeps the greatest of their fences.
     fn sweep(&mut self) {
         let base = &mut self.base;
         self.locks.retain(|_, lock| {
@@ -358,52 +361,59 @@ impl Home {
     }
 
     /// A claim's first request, or a repetition of it.
-    fn enter(&mut self, claim: &Claim, client: u64, queue: bool, now: Moment) -> Result<Entered> {
+    fn enter(
+        &mut self,
+        claim: &Claim,
+        client: u64,
+        queue: bool,
+        now: Moment,
+    ) -> Result<QueueStatus> {
         check_permits(claim)?;
         if self.withdrawn.contains(claim.id) {
-            return Ok(Entered::Forgotten);
+            return Ok(QueueStatus::Forgotten);
         }
         let lock = self.lock_of(&claim.name);
         let ended = lock.expire(now);
-        if lock.holders.contains_key(&claim.id) || lock.places.contains_key(&claim.id) {
-            return Ok(self.look(claim, now));
+        if lock.holders.contains_key(&claim.id) || lock.positions.contains_key(&claim.id) {
+            return Ok(self.check(claim, now));
         }
         let clash = lock.mode_in_use().and_then(|used| clash(used, claim.mode));
-        let entered = if let Some(why) = clash {
+        let status = if let Some(why) = clash {
             Err(Error::Conflict { name: claim.name.clone(), why })
         } else if lock.waiters.is_empty() && lock.tally.admits(claim.mode) {
-            Ok(Entered::Granted(lock.grant(claim, client, now)))
+            Ok(QueueStatus::Granted(lock.grant(claim, client, now)))
         } else if queue {
             Ok(lock.enqueue(claim, client, now))
         } else {
-            Ok(Entered::Busy)
+            Ok(QueueStatus::Busy)
         };
-        if ended || !matches!(entered, Ok(Entered::Busy) | Err(_)) {
-            self.touched(&claim.name);
+        if ended || !matches!(status, Ok(QueueStatus::Busy) | Err(_)) {
+            self.notify_watchers(&claim.name);
         }
-        entered
+        status
     }
 
-    /// How a claim that entered before is doing.
-    fn look(&mut self, claim: &Claim, now: Moment) -> Entered {
+    /// The status of a claim that entered before.
+    fn check(&mut self, claim: &Claim, now: Moment) -> QueueStatus {
         self.expire(&claim.name, now);
-        let Some(lock) = self.locks.get_mut(&claim.name) else { return Entered::Forgotten };
+        let Some(lock) = self.locks.get_mut(&claim.name) else { return QueueStatus::Forgotten };
         if let Some(held) = lock.holders.get(&claim.id) {
-            return Entered::Granted(held.as_grant());
+            return QueueStatus::Granted(held.as_grant());
         }
-        let queued = lock.places.get(&claim.id).and_then(|place| lock.queued(*place, now));
-        queued.unwrap_or(Entered::Forgotten)
+        let position = lock.positions.get(&claim.id).copied();
+        let queued = position.and_then(|position| lock.queued(position, now));
+        queued.unwrap_or(QueueStatus::Forgotten)
     }
 
-    /// Ends the leases of `name` that are over, admits who is next, and says so.
+    /// Ends the leases of `name` that are over, admits the next waiters, and notifies watchers.
     fn expire(&mut self, name: &Name, now: Moment) {
         if self.locks.get_mut(name).is_some_and(|lock| lock.expire(now)) {
-            self.touched(name);
+            self.notify_watchers(name);
         }
     }
 
     /// The lock that `claim` holds by `grant`.
-    fn held(&mut self, claim: &Claim, grant: &Grant, now: Moment) -> Result<&mut Lock> {
+    fn held(&mut self, claim: &Claim, grant: &Grant, now: Moment) -> Result<&mut MemoryLock> {
         let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
         self.expire(&claim.name, now);
         let lock = self.locks.get_mut(&claim.name).ok_or_else(forgotten)?;
@@ -426,15 +436,18 @@ impl Home {
         }
         if let Ok(lock) = self.held(successor, grant, now) {
             // A repetition.
-            return Ok(lock.holders.get(&successor.id).map_or(grant.clone(), Held::as_grant));
+            return Ok(lock
+                .holders
+                .get(&successor.id)
+                .map_or(grant.clone(), MemoryHolder::as_grant));
         }
         let lock = self.held(claim, grant, now)?;
         let Some(held) = lock.holders.remove(&claim.id) else { return Ok(grant.clone()) };
-        let held = Held { client, note: successor.note.clone(), ..held };
+        let held = MemoryHolder { client, note: successor.note.clone(), ..held };
         let grant = held.as_grant();
         lock.holders.insert(successor.id, held);
         self.withdrawn.insert(claim.id, now);
-        self.touched(&claim.name);
+        self.notify_watchers(&claim.name);
         Ok(grant)
     }
 
@@ -446,14 +459,14 @@ impl Home {
         if held.revoked {
             return Renewal::LastLease;
         }
-        // Whoever renews is told of losses: a ticket may have come from another client.
+        // The client that renews is notified of losses: a ticket may come from another client.
         held.client = client;
         held.ttl = claim.ttl;
         held.lapses = now + claim.ttl;
         Renewal::Renewed(held.as_grant())
     }
 
-    /// Takes a claim out, wherever it is, and admits who is next. Answers the token it held by.
+    /// Removes a claim, held or waiting, and admits the next waiters. Returns the token it held by.
     fn remove(&mut self, name: &Name, id: ClaimId, now: Moment) -> Option<Token> {
         let lock = self.locks.get_mut(name)?;
         let ended = lock.expire(now);
@@ -461,12 +474,12 @@ impl Home {
             lock.tally.remove(held.mode);
             held.token
         });
-        let left = token.is_none() && lock.leave(id);
+        let left = token.is_none() && lock.remove_waiter(id);
         if token.is_some() || left {
             lock.admit(now);
         }
         if ended || token.is_some() || left {
-            self.touched(name);
+            self.notify_watchers(name);
         }
         token
     }
@@ -483,7 +496,7 @@ impl Home {
                 Break::Now => Event::Lost(*id, LossReason::Broken),
             };
             if let Some(client) = self.clients.get(&held.client) {
-                // A client that is gone needs no telling.
+                // The client may be gone.
                 let _ = client.send(event);
             }
         }
@@ -492,7 +505,7 @@ impl Home {
             lock.tally = Tally::default();
             lock.admit(now);
         }
-        self.touched(name);
+        self.notify_watchers(name);
         broken
     }
 
@@ -526,23 +539,23 @@ impl Home {
         }
     }
 
-    fn touched(&mut self, name: &Name) {
+    fn notify_watchers(&mut self, name: &Name) {
         if !self.watchers.is_empty() {
-            self.watchers.retain(|(scope, tell)| match scope.covers(name) {
-                true => tell.send(name.clone()).is_ok(),
-                false => !tell.is_closed(),
+            self.watchers.retain(|(scope, sender)| match scope.covers(name) {
+                true => sender.send(name.clone()).is_ok(),
+                false => !sender.is_closed(),
             });
         }
     }
 }
 
-impl Lock {
+impl MemoryLock {
     fn mode_in_use(&self) -> Option<Mode> {
         let held = self.holders.values().next().map(|held| held.mode);
         held.or_else(|| self.waiters.values().next().map(|waiting| waiting.claim.mode))
     }
 
-    /// Drops the holders whose lease is over, and admits who is next; whether there were any.
+    /// Removes the holders whose lease is over and admits the next waiters. Whether there were any.
     fn expire(&mut self, now: Moment) -> bool {
         let before = self.holders.len();
         let tally = &mut self.tally;
@@ -560,12 +573,12 @@ impl Lock {
         ended
     }
 
-    /// Takes a waiter out; whether it was there.
-    fn leave(&mut self, id: ClaimId) -> bool {
-        let Some(place) = self.places.remove(&id) else { return false };
-        self.waiters.remove(&place);
-        // Who was behind it may be the first now, and looks at other times.
-        if let Some((_, next)) = self.waiters.range(place..).next() {
+    /// Removes a waiter. Whether it was there.
+    fn remove_waiter(&mut self, id: ClaimId) -> bool {
+        let Some(position) = self.positions.remove(&id) else { return false };
+        self.waiters.remove(&position);
+        // The waiter behind it may be the first now, and checks at other times.
+        if let Some((_, next)) = self.waiters.range(position..).next() {
             next.wake.notify_one();
         }
         true
@@ -577,7 +590,7 @@ impl Lock {
                 return;
             }
             let waiting = first.remove();
-            self.places.remove(&waiting.claim.id);
+            self.positions.remove(&waiting.claim.id);
             self.grant(&waiting.claim, waiting.client, now);
             waiting.wake.notify_one();
         }
@@ -587,7 +600,7 @@ impl Lock {
         let token = Token::next(self.fence, claim.floor.map_or_else(clock_floor, Token::get));
         self.fence = token.get();
         self.tally.add(claim.mode);
-        let held = Held {
+        let held = MemoryHolder {
             client,
             mode: claim.mode,
             token,
@@ -601,32 +614,33 @@ impl Lock {
         grant
     }
 
-    fn enqueue(&mut self, claim: &Claim, client: u64, now: Moment) -> Entered {
-        let (place, wake) = (self.next_place, Arc::new(Notify::new()));
-        self.next_place += 1;
-        self.places.insert(claim.id, place);
-        self.waiters.insert(place, Waiting { client, claim: claim.clone(), wake: wake.clone() });
-        self.queued(place, now).unwrap_or(Entered::Busy)
+    fn enqueue(&mut self, claim: &Claim, client: u64, now: Moment) -> QueueStatus {
+        let (position, wake) = (self.next_position, Arc::new(Notify::new()));
+        self.next_position += 1;
+        self.positions.insert(claim.id, position);
+        self.waiters
+            .insert(position, MemoryWaiter { client, claim: claim.clone(), wake: wake.clone() });
+        self.queued(position, now).unwrap_or(QueueStatus::Busy)
     }
 
-    /// When a waiter looks again unasked: the first one when a lease ends, the others now and
-    /// then, because the one before them may be granted a lease and vanish without a word.
-    fn queued(&self, place: u64, now: Moment) -> Option<Entered> {
-        let waiting = self.waiters.get(&place)?;
-        let first = self.waiters.first_key_value().is_some_and(|(first, _)| *first == place);
-        let look_again = if first {
+    /// When a waiter checks again by itself: the first one when a lease ends, the others now and
+    /// then, because the waiter before them may be granted a lease and never renew it.
+    fn queued(&self, position: u64, now: Moment) -> Option<QueueStatus> {
+        let waiting = self.waiters.get(&position)?;
+        let first = self.waiters.first_key_value().is_some_and(|(first, _)| *first == position);
+        let check_at = if first {
             self.holders.values().map(|held| held.lapses).min().unwrap_or(now)
         } else {
             let held = self.holders.values().map(|held| held.ttl);
-            let before = self.waiters.range(..place).next_back();
+            let before = self.waiters.range(..position).next_back();
             let before = before.map_or(waiting.claim.ttl, |(_, before)| before.claim.ttl);
             now + held.chain([before]).min().unwrap_or_default()
         };
-        Some(Entered::Queued { wake: waiting.wake.clone(), look_again })
+        Some(QueueStatus::Queued { wake: waiting.wake.clone(), check_at })
     }
 }
 
-impl Held {
+impl MemoryHolder {
     /// Valid until shortly before it lapses: the home and its clients share one clock.
     fn as_grant(&self) -> Grant {
         let valid_until = self.lapses.saturating_sub(drift(self.ttl));

@@ -1,9 +1,9 @@
-//! Pure decisions about who is admitted, shared by the engines that decide for themselves.
+//! Which claims are admitted, for the engines that decide it in Rust.
 
 use crate::engine::{Claim, Mode};
 use crate::error::{Error, Result};
 
-/// What the claims before another one in the queue add up to, holders and waiters alike.
+/// The sum of the claims before another claim in the queue, holders and waiters alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     exclusive: u64,
@@ -12,7 +12,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// The one predicate: whether a claim of this mode is admitted behind what was counted.
+    /// The one predicate for all modes: whether a claim is admitted behind the counted ones.
     pub(crate) fn admits(&self, mode: Mode) -> bool {
         match mode {
             Mode::Exclusive => *self == Tally::default(),
@@ -27,7 +27,7 @@ impl Tally {
         *count += n;
     }
 
-    /// Takes a claim out again.
+    /// Removes a counted claim.
     pub(crate) fn remove(&mut self, mode: Mode) {
         let (count, n) = self.count(mode);
         *count -= n;
@@ -42,8 +42,8 @@ impl Tally {
     }
 }
 
-/// Refuses a claim that asks for more permits than there can be: nobody could ever be admitted
-/// behind it.
+/// Rejects a claim for no permits, or for more than there are: it would wait for ever, and so would
+/// every claim behind it.
 pub(crate) fn check_permits(claim: &Claim) -> Result<()> {
     match claim.mode {
         Mode::Permits { take, limit } if take == 0 || take > limit => {
@@ -54,8 +54,8 @@ pub(crate) fn check_permits(claim: &Claim) -> Result<()> {
     }
 }
 
-/// Why a name used in mode `used` cannot at the same time be used in mode `wanted`, if so. A
-/// mutex and a reader-writer lock go together, a semaphore only with itself and the same limit.
+/// Why a name in use in mode `used` cannot also be used in mode `wanted`; `None` if it can. A mutex
+/// and a reader-writer lock are compatible, a semaphore only with one of the same limit.
 pub(crate) fn clash(used: Mode, wanted: Mode) -> Option<String> {
     use Mode::{Exclusive, Permits, Shared};
     match (used, wanted) {
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(admitted(&[Shared, Shared, Shared]), 3);
         assert_eq!(admitted(&[Shared, Exclusive, Shared]), 1);
         assert_eq!(admitted(&[permits(2), permits(1), permits(1)]), 2);
-        // The second does not fit, so the third waits although it would.
+        // The second does not fit, so the third waits although it would fit.
         assert_eq!(admitted(&[permits(2), permits(2), permits(1)]), 1);
     }
 

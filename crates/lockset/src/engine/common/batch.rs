@@ -1,8 +1,8 @@
-//! Requests that travel together.
+//! Batching: requests that are made while another is in flight are sent together.
 //!
-//! One that finds nothing under way goes alone, at once. Those that come while it is under way
-//! wait for each other and leave together when it is back, led by a task of the carrier's own
-//! runtime: a crowd costs the servers little more than what they do for each.
+//! A request that finds nothing in flight is sent alone, at once. Requests that are made while it
+//! is in flight are queued, and sent together when it has returned, by a task on the transport's
+//! own runtime. A batch costs the servers little more than the work for each request.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -13,11 +13,11 @@ use tokio::time::Instant;
 
 use crate::sync;
 
-/// One that went alone is not waited for longer than this: the future that sent it may rest, while
-/// its caller is busy with something else.
+/// How long queued requests wait for a request that was sent alone: the future that sent it may not
+/// be polled while its caller does something else.
 const LONG: Duration = Duration::from_millis(50);
 
-/// What carries requests, one or many at a time.
+/// Sends requests, one or many at a time.
 pub(crate) trait Transport: Send + Sync + Sized + 'static {
     type Request: Clone + Send + Sync;
     type Answer: Send;
@@ -25,31 +25,31 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
 
     fn batch(&self) -> &Batcher<Self>;
 
-    /// Where the crowd is led.
+    /// The runtime of the task that sends batches.
     fn runtime(&self) -> &Handle;
 
-    /// Whether a request can leave together with these.
+    /// Whether a request can be sent together with these.
     fn goes_with(&self, leaving: &[Self::Request], request: &Self::Request) -> bool;
 
-    /// Sends requests together. One answer for each, in their order.
+    /// Sends requests together. Returns one reply for each, in their order.
     fn send(
         &self,
         requests: Vec<Self::Request>,
     ) -> impl Future<Output = Result<Vec<Self::Answer>, Self::Failed>> + Send;
 
-    /// The same failure once more, for another request that shared the fate of this one.
+    /// The same failure for another request of the batch.
     fn again(failed: &Self::Failed) -> Self::Failed;
 
-    /// What those in line are told who were not sent yet, if nobody answers: each of them would
-    /// wait as long again.
+    /// The failure of the requests that were not sent yet, if the server does not reply: each of
+    /// them would wait as long again.
     fn silence(failed: &Self::Failed) -> Option<Self::Failed>;
 }
 
 type Acted<C> = Result<<C as Transport>::Answer, <C as Transport>::Failed>;
 type Tell<C> = oneshot::Sender<Acted<C>>;
-type Waiting<C> = (<C as Transport>::Request, Tell<C>);
+type QueuedRequest<C> = (<C as Transport>::Request, Tell<C>);
 
-/// Those who wait for what is under way.
+/// The requests that wait for the one in flight.
 pub(crate) struct Batcher<C: Transport> {
     line: Mutex<Line<C>>,
 }
@@ -57,14 +57,13 @@ pub(crate) struct Batcher<C: Transport> {
 struct Line<C: Transport> {
     under_way: UnderWay,
     turns: u64,
-    /// Whoever is told something may call back, so nobody is told anything while it is locked, nor
-    /// dropped.
-    waiting: Vec<Waiting<C>>,
+    /// A receiver may call back, so no sender is used or dropped while this is locked.
+    waiting: Vec<QueuedRequest<C>>,
 }
 
 enum UnderWay {
     Nothing,
-    /// One went alone; it is the turn with this number, and began then.
+    /// One request was sent alone: the turn with this number, which began then.
     Alone(u64, Instant),
     Together,
 }
@@ -88,11 +87,11 @@ impl<C: Transport> std::fmt::Debug for Batcher<C> {
     }
 }
 
-/// How a request is to go.
+/// How a request is sent.
 pub(crate) enum Entered<'c, C: Transport> {
     /// Alone, now.
-    Alone(Turn<'c, C>),
-    /// With others, soon.
+    Alone(SingleTurn<'c, C>),
+    /// Together with others, later.
     Behind(Behind<'c, C>),
 }
 
@@ -105,7 +104,7 @@ impl<C: Transport> Batcher<C> {
                 line.turns += 1;
                 let number = line.turns;
                 line.under_way = UnderWay::Alone(number, now);
-                return Entered::Alone(Turn { transport, number });
+                return Entered::Alone(SingleTurn { transport, number });
             }
             UnderWay::Alone(number, since) => Some((number, since + LONG)),
             UnderWay::Together => None,
@@ -114,7 +113,7 @@ impl<C: Transport> Batcher<C> {
         line.waiting.push((request.clone(), tell));
         drop(line);
         let alone = match alone {
-            // Those before were less patient than that.
+            // The requests queued before it were dropped before that.
             Some((number, until)) if until <= now => {
                 lead_instead_of(transport, number);
                 None
@@ -124,7 +123,8 @@ impl<C: Transport> Batcher<C> {
         Entered::Behind(Behind { transport, alone, answer })
     }
 
-    /// Tells those in line that nobody answers, if that is how what is under way failed.
+    /// Fails the queued requests, if the request in flight failed because the server does not
+    /// reply.
     fn heed(&self, failed: &C::Failed, is_under_way: impl FnOnce(&UnderWay) -> bool) {
         let mut line = self.line();
         if C::silence(failed).is_none() || !is_under_way(&line.under_way) {
@@ -144,16 +144,16 @@ impl<C: Transport> Batcher<C> {
     }
 }
 
-/// Those who leave the line.
+/// The requests that leave the queue.
 struct Leaving<C: Transport> {
     requests: Vec<C::Request>,
     tells: Vec<Tell<C>>,
-    /// Those who gave up. They may have left a mark by now, so nothing is sent for them.
-    gone: Vec<Waiting<C>>,
+    /// Dropped requests. They may have a tombstone by now, so nothing is sent for them.
+    gone: Vec<QueuedRequest<C>>,
 }
 
 impl<C: Transport> Line<C> {
-    /// Those who can leave together now; the others keep their order.
+    /// The requests that can be sent together now. The others keep their order.
     fn leave(&mut self, transport: &C) -> Leaving<C> {
         let mut leaving = Leaving { requests: Vec::new(), tells: Vec::new(), gone: Vec::new() };
         let mut staying = Vec::new();
@@ -172,21 +172,21 @@ impl<C: Transport> Line<C> {
     }
 }
 
-/// One who goes alone. Those who came meanwhile leave when it is back, or was given up.
-pub(crate) struct Turn<'c, C: Transport> {
+/// A request that is sent alone. The requests queued meanwhile are sent when it is dropped.
+pub(crate) struct SingleTurn<'c, C: Transport> {
     transport: &'c Arc<C>,
     number: u64,
 }
 
-impl<C: Transport> Turn<'_, C> {
-    /// Tells those in line that nobody answers, if that is how it failed.
+impl<C: Transport> SingleTurn<'_, C> {
+    /// Fails the queued requests, if this one failed because the server does not reply.
     #[cfg(any(feature = "etcd", test))]
     pub(crate) fn heed(&self, failed: &C::Failed) {
         self.transport.batch().heed(failed, |under_way| under_way.is_turn(self.number));
     }
 }
 
-impl<C: Transport> Drop for Turn<'_, C> {
+impl<C: Transport> Drop for SingleTurn<'_, C> {
     fn drop(&mut self) {
         let mut line = self.transport.batch().line();
         if line.waiting.is_empty() && line.under_way.is_turn(self.number) {
@@ -198,19 +198,19 @@ impl<C: Transport> Drop for Turn<'_, C> {
     }
 }
 
-/// One who waits for what is under way.
+/// A request that is queued behind the one in flight.
 pub(crate) struct Behind<'c, C: Transport> {
     transport: &'c Arc<C>,
-    /// The turn it waits for, of one who went alone, and until when.
+    /// The turn of a request sent alone that it waits for, and until when.
     alone: Option<(u64, Instant)>,
     answer: oneshot::Receiver<Acted<C>>,
 }
 
 impl<C: Transport> Behind<'_, C> {
-    /// What it was answered; nothing if its carrier ended.
+    /// The reply; `None` if the transport's runtime ended.
     pub(crate) async fn answer(mut self) -> Option<Acted<C>> {
         if let Some((number, until)) = self.alone {
-            // Boxed, for it is large, and not needed by those who wait for a crowd.
+            // Boxed, because it is large and not needed behind a batch.
             if let Ok(answer) = Box::pin(tokio::time::timeout_at(until, &mut self.answer)).await {
                 return answer.ok();
             }
@@ -220,8 +220,8 @@ impl<C: Transport> Behind<'_, C> {
     }
 }
 
-/// Lets those who wait go, unless the one with this number, who went alone, is not the one under
-/// way any more.
+/// Sends the queued requests, if the turn with this number, of a request sent alone, is still the
+/// one in flight.
 fn lead_instead_of<C: Transport>(transport: &Arc<C>, number: u64) {
     let mut line = transport.batch().line();
     if !line.under_way.is_turn(number) {
@@ -232,7 +232,8 @@ fn lead_instead_of<C: Transport>(transport: &Arc<C>, number: u64) {
     transport.runtime().spawn(lead(Leading { transport: transport.clone(), is_done: false }));
 }
 
-/// The one who leads the crowd. If it ends early, because its runtime does, nobody waits in vain.
+/// The task that sends batches. If it ends early, because its runtime does, the queued requests are
+/// dropped and their callers return.
 struct Leading<C: Transport> {
     transport: Arc<C>,
     is_done: bool,
@@ -250,7 +251,7 @@ impl<C: Transport> Drop for Leading<C> {
     }
 }
 
-/// Sends all who wait, together, until nobody does.
+/// Sends the queued requests in batches until the queue is empty.
 async fn lead<C: Transport>(mut leading: Leading<C>) {
     let transport = leading.transport.clone();
     loop {
@@ -280,7 +281,7 @@ async fn lead<C: Transport>(mut leading: Leading<C>) {
                 });
             }
         }
-        // Those who were just answered may have the next request ready at once.
+        // The callers that just got a reply may have their next request ready.
         tokio::task::yield_now().await;
     }
 }
@@ -289,7 +290,7 @@ async fn lead<C: Transport>(mut leading: Leading<C>) {
 mod tests {
     use super::*;
 
-    /// Carries numbers of one kind together, odd or even; writes down who left with whom.
+    /// Sends odd numbers together, or even ones, and records the batches.
     struct Ferry {
         batch: Batcher<Self>,
         runtime: Handle,
@@ -351,18 +352,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_come_meanwhile_leave_together_and_each_gets_its_own_answer() {
+    async fn requests_made_meanwhile_are_sent_together_and_each_gets_its_own_reply() {
         let ferry = Ferry::new(|_| false);
         let all = [1, 2, 3, 4, 5].map(|number| ferry.cross(number));
         let answers = futures_util::future::join_all(all).await;
         assert_eq!(answers, [1, 2, 3, 4, 5].map(|number| Some(Ok(number))));
         assert_eq!(ferry.left(), [&[1][..], &[2, 4], &[3, 5]]);
         ferry.cross(6).await;
-        assert_eq!(ferry.left().last(), Some(&vec![6]), "nothing is under way, yet it waited");
+        assert_eq!(ferry.left().last(), Some(&vec![6]), "nothing is in flight, yet it waited");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_rests_is_not_waited_for_and_does_no_harm_when_it_is_back() {
+    async fn a_request_that_is_not_polled_is_not_waited_for_and_does_no_harm_later() {
         let ferry = Ferry::new(|_| false);
         let mut resting = Box::pin(ferry.cross(1));
         assert!(futures_util::poll!(resting.as_mut()).is_pending());
@@ -371,7 +372,7 @@ mod tests {
         let answers = futures_util::future::join_all(others).await;
         assert_eq!(answers, [Some(Ok(3)), Some(Ok(5))]);
         assert!(before.elapsed() < 2 * LONG, "{:?}", before.elapsed());
-        // It ends while another is under way alone, which is still waited for.
+        // It ends while another request is in flight alone, which is still waited for.
         tokio::time::sleep(LONG).await;
         let mut second = Box::pin(ferry.cross(7));
         assert!(futures_util::poll!(second.as_mut()).is_pending());
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_sent_for_those_who_gave_up_and_one_who_gives_up_its_turn_passes_it_on() {
+    async fn nothing_is_sent_for_dropped_requests_and_a_dropped_turn_is_passed_on() {
         let ferry = Ferry::new(|_| false);
         let mut alone = Box::pin(ferry.cross(1));
         assert!(futures_util::poll!(alone.as_mut()).is_pending());
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silence_is_waited_for_once() {
+    async fn a_server_that_does_not_reply_is_waited_for_once() {
         let ferry = Ferry::new(|sent| sent.len() > 1);
         let all = [1, 3, 5, 2].map(|number| ferry.cross(number));
         let answers = futures_util::future::join_all(all).await;
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_silence_of_one_who_was_overtaken_concerns_nobody_else() {
+    async fn a_timeout_of_an_overtaken_request_fails_no_other() {
         let ferry = Ferry::new(|sent| sent == [1]);
         let mut resting = Box::pin(ferry.cross(1));
         assert!(futures_util::poll!(resting.as_mut()).is_pending());
@@ -424,18 +425,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_impatient_are_not_stalled_for_ever_by_one_that_rests() {
+    async fn short_timeouts_are_not_stalled_for_ever_by_a_request_that_is_not_polled() {
         let ferry = Ferry::new(|_| false);
         let mut resting = Box::pin(ferry.cross(1));
         assert!(futures_util::poll!(resting.as_mut()).is_pending());
         let soon = |number| tokio::time::timeout(LONG / 2, ferry.cross(number));
         let answers = [soon(3).await.is_ok(), soon(5).await.is_ok(), soon(7).await.is_ok()];
         assert_eq!(answers, [false, false, true]);
-        assert_eq!(ferry.left(), [[1], [7]], "they have given up");
+        assert_eq!(ferry.left(), [[1], [7]], "the others were dropped");
     }
 
     #[test]
-    fn nobody_waits_for_a_carrier_whose_runtime_ended() {
+    fn no_request_waits_for_a_transport_whose_runtime_ended() {
         let new = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (theirs, ours) = (new(), new());
         let ferry = theirs.block_on(async { Ferry::new(|_| false) });

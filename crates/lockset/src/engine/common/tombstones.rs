@@ -1,4 +1,4 @@
-//! The claims that were withdrawn lately: a late request for one of them is refused.
+//! The claims that were withdrawn lately: a late request for one of them is rejected.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! Letters between the processes of one machine: Unix datagrams.
+//! Messages between the processes of one machine: Unix datagrams.
 //!
-//! A letter is only a hint to look, so it may get lost, come twice or come late: whoever gets one
-//! reads the file again, and whoever gets none looks now and then.
+//! A message is only a hint, so it may be lost, duplicated or late: its receiver reads the file
+//! again, and rechecks now and then without one.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -13,70 +13,70 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Notify, mpsc};
 
-use super::failed_by;
+use super::error_from;
 use crate::engine::{ClaimId, Event, Scope};
 use crate::error::{LossReason, Result};
 use crate::name::Name;
 use crate::report::report;
 use crate::sync;
 
-/// At most this many sockets are examined at open, and at most so many names read to choose them.
-const EXAMINED: usize = 8;
-const LISTED: usize = 1024;
-/// A younger socket may not yet be bound although its file exists.
-const GROWN_UP: Duration = Duration::from_secs(10);
+/// Maximum sockets that are examined at open, and maximum names that are listed to choose them.
+const SWEPT_SOCKETS: usize = 8;
+const LISTED_SOCKETS: usize = 1024;
+/// The file of a younger socket may exist although the socket is not bound yet.
+const MIN_SOCKET_AGE: Duration = Duration::from_secs(10);
 
-/// What one client tells another.
+/// What one client sends to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Letter {
-    /// This claim of yours was granted, or has another place.
+pub(super) enum Message {
+    /// This claim was granted, or its position changed: check it.
     Look(ClaimId),
-    /// This claim's lock was taken away: by an operator, or because its process is dead, which is
-    /// news to a client for which another process stands in.
+    /// This claim's lock was taken away: by an operator, or because the process recorded as its
+    /// holder is dead, which a client that records another process cannot know.
     Lost(ClaimId, LossReason),
-    /// Something about this name changed.
+    /// The state of this name changed.
     Changed(Name),
 }
 
-impl Letter {
+impl Message {
     fn to_bytes(&self) -> Vec<u8> {
         let (kind, body): (u8, &[u8]) = match self {
-            Letter::Look(id) => (b'l', &id.to_bits().to_be_bytes()),
-            Letter::Lost(id, LossReason::Forgotten) => (b'f', &id.to_bits().to_be_bytes()),
-            Letter::Lost(id, LossReason::Broken) => (b'b', &id.to_bits().to_be_bytes()),
-            Letter::Lost(id, _) => (b'r', &id.to_bits().to_be_bytes()),
-            Letter::Changed(name) => (b'c', name.as_str().as_bytes()),
+            Message::Look(id) => (b'l', &id.to_bits().to_be_bytes()),
+            Message::Lost(id, LossReason::Forgotten) => (b'f', &id.to_bits().to_be_bytes()),
+            Message::Lost(id, LossReason::Broken) => (b'b', &id.to_bits().to_be_bytes()),
+            Message::Lost(id, _) => (b'r', &id.to_bits().to_be_bytes()),
+            Message::Changed(name) => (b'c', name.as_str().as_bytes()),
         };
         [&[kind], body].concat()
     }
 
-    /// `None` for what a later version may send.
+    /// `None` for a message of a later version.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (kind, body) = bytes.split_first()?;
         let id = || body.try_into().ok().map(|id| ClaimId::from_bits(u128::from_be_bytes(id)));
         Some(match kind {
-            b'l' => Letter::Look(id()?),
-            b'f' => Letter::Lost(id()?, LossReason::Forgotten),
-            b'b' => Letter::Lost(id()?, LossReason::Broken),
-            b'r' => Letter::Lost(id()?, LossReason::Revoked),
-            b'c' => Letter::Changed(std::str::from_utf8(body).ok()?.parse().ok()?),
+            b'l' => Message::Look(id()?),
+            b'f' => Message::Lost(id()?, LossReason::Forgotten),
+            b'b' => Message::Lost(id()?, LossReason::Broken),
+            b'r' => Message::Lost(id()?, LossReason::Revoked),
+            b'c' => Message::Changed(std::str::from_utf8(body).ok()?.parse().ok()?),
             _ => return None,
         })
     }
 }
 
-/// Where this client gets its letters, and from where it sends.
+/// The sockets by which this client receives and sends messages.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    folder: Folder,
+    folder: InboxFolder,
     name: String,
     outgoing: UnixDatagram,
-    pub(super) desk: Arc<Desk>,
+    pub(super) dispatcher: Arc<Dispatcher>,
     reader: tokio::task::AbortHandle,
 }
 
 impl Inbox {
-    /// Opens an inbox in the folder beside the file at `database`, and reads it on `runtime`.
+    /// Opens an inbox in the folder beside the file at `database`, and receives on `runtime`.
     pub(super) fn open(
         database: &Path,
         mode: u32,
@@ -86,40 +86,40 @@ impl Inbox {
         Self::bind(database, mode, runtime).map_err(|error| {
             let full = matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
             let path = database.display();
-            failed_by(format!("no inbox could be made at {path}-inbox"), full, error)
+            error_from(format!("no inbox could be made at {path}-inbox"), full, error)
         })
     }
 
     fn bind(path: &Path, mode: u32, runtime: &tokio::runtime::Handle) -> std::io::Result<Self> {
-        let folder = Folder::open(path, mode)?;
+        let folder = InboxFolder::open(path, mode)?;
         let name = format!("{:016x}", rand::random::<u64>());
         let socket = UnixDatagram::bind(folder.path_of(&name))?;
-        // Who may write to the file may write to us; the folder keeps all others out.
+        // Users that may write to the file may send messages; the folder keeps all others out.
         let permissions = std::fs::Permissions::from_mode(mode & 0o666);
         std::fs::set_permissions(folder.path_of(&name), permissions)?;
         socket.set_nonblocking(true)?;
         let outgoing = UnixDatagram::unbound()?;
         outgoing.set_nonblocking(true)?;
-        let desk = Arc::<Desk>::default();
+        let dispatcher = Arc::<Dispatcher>::default();
         let incoming = tokio::net::UnixDatagram::from_std(socket)?;
-        let reader = runtime.spawn(read(incoming, desk.clone())).abort_handle();
-        Ok(Self { folder, name, outgoing, desk, reader })
+        let reader = runtime.spawn(read(incoming, dispatcher.clone())).abort_handle();
+        Ok(Self { folder, name, outgoing, dispatcher, reader })
     }
 
-    /// The name under which others reach this inbox.
+    /// The name by which others reach this inbox.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Sends without waiting. `false`: nobody reads that inbox any more. An inbox that is full is
-    /// no fault, because its owner will look anyway.
-    pub(super) fn send(&self, to: &str, letter: &Letter) -> bool {
+    /// Sends without waiting. `false` if the inbox has no reader any more. A full inbox is not an
+    /// error, because its owner rechecks anyway.
+    pub(super) fn send(&self, to: &str, message: &Message) -> bool {
         if to == self.name {
-            self.desk.take(letter.clone());
+            self.dispatcher.dispatch(message.clone());
             return true;
         }
         let Some(path) = self.folder.checked_path_of(to) else { return false };
-        match self.outgoing.send_to(&letter.to_bytes(), path) {
+        match self.outgoing.send_to(&message.to_bytes(), path) {
             Ok(_) => true,
             Err(error) => {
                 !matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
@@ -127,15 +127,15 @@ impl Inbox {
         }
     }
 
-    /// Removes the socket of that name if nobody reads it.
+    /// Removes the socket of that name if it has no reader.
     pub(super) fn remove_if_stale(&self, name: &str) {
         let Some(path) = self.folder.checked_path_of(name) else { return };
         let refused = |path: &Path| {
-            let knock = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
-            knock.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+            let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
+            connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
         };
-        if name != self.name && grown_up(&path) && refused(&path) {
-            // Somebody else may have been faster.
+        if name != self.name && is_old_enough(&path) && refused(&path) {
+            // Another process may have removed it first.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -144,14 +144,14 @@ impl Inbox {
     pub(super) fn sweep(&self) {
         let Ok(entries) = std::fs::read_dir(&self.folder.path) else { return };
         let name_of = |entry: std::fs::DirEntry| entry.file_name().into_string().ok();
-        let names: Vec<_> = entries.take(LISTED).flatten().filter_map(name_of).collect();
+        let names: Vec<_> = entries.take(LISTED_SOCKETS).flatten().filter_map(name_of).collect();
         let start = rand::random::<u32>() as usize % names.len().max(1);
-        for name in names.iter().cycle().skip(start).take(EXAMINED.min(names.len())) {
+        for name in names.iter().cycle().skip(start).take(SWEPT_SOCKETS.min(names.len())) {
             self.remove_if_stale(name);
         }
     }
 
-    /// Ends the reading, and removes the socket. For the process that opened it only.
+    /// Stops the reader, and removes the socket. Only for the process that opened it.
     pub(super) fn close(&self) {
         self.reader.abort();
         // If that fails, the next client sweeps it.
@@ -159,23 +159,25 @@ impl Inbox {
     }
 }
 
-fn grown_up(path: &Path) -> bool {
+fn is_old_enough(path: &Path) -> bool {
     let born = path.metadata().and_then(|found| found.modified());
-    born.is_ok_and(|born| SystemTime::now().duration_since(born).is_ok_and(|age| age > GROWN_UP))
+    born.is_ok_and(|born| {
+        SystemTime::now().duration_since(born).is_ok_and(|age| age > MIN_SOCKET_AGE)
+    })
 }
 
-async fn read(socket: tokio::net::UnixDatagram, desk: Arc<Desk>) {
+async fn read(socket: tokio::net::UnixDatagram, dispatcher: Arc<Dispatcher>) {
     // A name has at most 255 bytes.
     let mut buffer = [0; 512];
     loop {
         match socket.recv(&mut buffer).await {
             Ok(length) => {
-                if let Some(letter) = Letter::from_bytes(&buffer[..length]) {
-                    desk.take(letter);
+                if let Some(message) = Message::from_bytes(&buffer[..length]) {
+                    dispatcher.dispatch(message);
                 }
             }
             Err(error) => {
-                // Waiters and watchers go on by looking now and then.
+                // Waiters and watches continue by their rechecks.
                 report!(warn, error = error, "the inbox can no longer be read");
                 return;
             }
@@ -183,21 +185,21 @@ async fn read(socket: tokio::net::UnixDatagram, desk: Arc<Desk>) {
     }
 }
 
-/// The folder of all inboxes. The address of a socket may have about 100 bytes only, so on Linux it
-/// is written by way of the folder's descriptor.
+/// The folder of all inboxes. The address of a socket is limited to about 100 bytes, so on Linux it
+/// is given relative to the folder's descriptor.
 #[derive(Debug)]
-struct Folder {
+struct InboxFolder {
     path: PathBuf,
     #[cfg(target_os = "linux")]
     descriptor: std::os::fd::OwnedFd,
 }
 
-impl Folder {
+impl InboxFolder {
     fn open(database: &Path, mode: u32) -> std::io::Result<Self> {
         let mut path = database.as_os_str().to_owned();
         path.push("-inbox");
         let path = PathBuf::from(path);
-        // Who may write must also be able to search.
+        // Users that may write must also be able to search.
         let mode = mode | ((mode & 0o222) >> 1);
         match std::fs::DirBuilder::new().mode(mode).create(&path) {
             Ok(()) => std::fs::set_permissions(&path, PermissionsExt::from_mode(mode))?,
@@ -228,27 +230,27 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// A name that comes from the file must not lead out of the folder.
+    /// A name that was read from the file must not lead out of the folder.
     fn checked_path_of(&self, name: &str) -> Option<PathBuf> {
         let plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_hexdigit());
         plain.then(|| self.path_of(name))
     }
 }
 
-/// Where letters are handed to whoever in this process waits for them.
+/// Passes messages on to the waiters, watches and keeper of this process.
 #[derive(Debug)]
-pub(super) struct Desk {
-    bells: Mutex<HashMap<ClaimId, Arc<Notify>>>,
+pub(super) struct Dispatcher {
+    waiters: Mutex<HashMap<ClaimId, Arc<Notify>>>,
     watchers: Mutex<HashMap<u64, (Scope, mpsc::UnboundedSender<Name>)>>,
     events: Mutex<Option<mpsc::UnboundedSender<Event>>>,
     listener: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
-impl Default for Desk {
+impl Default for Dispatcher {
     fn default() -> Self {
         let (tell, events) = mpsc::unbounded_channel();
         Self {
-            bells: Mutex::default(),
+            waiters: Mutex::default(),
             watchers: Mutex::default(),
             events: Mutex::new(Some(tell)),
             listener: Mutex::new(Some(events)),
@@ -256,15 +258,15 @@ impl Default for Desk {
     }
 }
 
-impl Desk {
-    /// A bell that rings when `id` should look. Hung before the first request, so that no ring is
-    /// missed.
-    pub(super) fn bell(self: &Arc<Self>, id: ClaimId) -> Bell {
-        let notify = sync::lock(&self.bells).entry(id).or_default().clone();
-        Bell { desk: self.clone(), id, notify }
+impl Dispatcher {
+    /// A handle that is woken when `id` should be checked. It is created before the first request,
+    /// so that no message is missed.
+    pub(super) fn wake_handle(self: &Arc<Self>, id: ClaimId) -> WakeHandle {
+        let notify = sync::lock(&self.waiters).entry(id).or_default().clone();
+        WakeHandle { dispatcher: self.clone(), id, notify }
     }
 
-    /// The names in `scope` that change from now on; the number ends it.
+    /// The names in `scope` that change from now on, and the number that ends it.
     pub(super) fn changes(&self, scope: &Scope) -> (u64, mpsc::UnboundedReceiver<Name>) {
         let (tell, changes) = mpsc::unbounded_channel();
         let number = rand::random();
@@ -276,7 +278,7 @@ impl Desk {
         sync::lock(&self.watchers).remove(&number);
     }
 
-    /// All events, for the one who asks first.
+    /// All events, for the first caller.
     pub(super) fn events(&self) -> Option<mpsc::UnboundedReceiver<Event>> {
         sync::lock(&self.listener).take()
     }
@@ -287,20 +289,20 @@ impl Desk {
         sync::lock(&self.watchers).clear();
     }
 
-    fn take(&self, letter: Letter) {
-        match letter {
-            Letter::Look(id) => {
-                if let Some(bell) = sync::lock(&self.bells).get(&id) {
-                    bell.notify_one();
+    fn dispatch(&self, message: Message) {
+        match message {
+            Message::Look(id) => {
+                if let Some(waiter) = sync::lock(&self.waiters).get(&id) {
+                    waiter.notify_one();
                 }
             }
-            Letter::Lost(id, reason) => {
+            Message::Lost(id, reason) => {
                 if let Some(events) = &*sync::lock(&self.events) {
-                    // Nobody listens any more.
+                    // The keeper may be gone.
                     let _ = events.send(Event::from_reason(id, reason));
                 }
             }
-            Letter::Changed(name) => {
+            Message::Changed(name) => {
                 for (scope, tell) in sync::lock(&self.watchers).values() {
                     if scope.covers(&name) {
                         let _ = tell.send(name.clone());
@@ -311,23 +313,23 @@ impl Desk {
     }
 }
 
-/// Rings for one claim, until it is dropped.
+/// Woken for one claim, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Bell {
-    desk: Arc<Desk>,
+pub(super) struct WakeHandle {
+    dispatcher: Arc<Dispatcher>,
     id: ClaimId,
     notify: Arc<Notify>,
 }
 
-impl Bell {
-    pub(super) async fn rung(&self) {
+impl WakeHandle {
+    pub(super) async fn woken(&self) {
         self.notify.notified().await;
     }
 }
 
-impl Drop for Bell {
+impl Drop for WakeHandle {
     fn drop(&mut self) {
-        sync::lock(&self.desk.bells).remove(&self.id);
+        sync::lock(&self.dispatcher.waiters).remove(&self.id);
     }
 }
 
@@ -339,17 +341,17 @@ mod tests {
     fn letters_are_written_and_read_back() {
         let id = ClaimId::random();
         let name: Name = "größe/1".parse().unwrap();
-        for letter in [
-            Letter::Look(id),
-            Letter::Lost(id, LossReason::Broken),
-            Letter::Lost(id, LossReason::Revoked),
-            Letter::Lost(id, LossReason::Forgotten),
-            Letter::Changed(name),
+        for message in [
+            Message::Look(id),
+            Message::Lost(id, LossReason::Broken),
+            Message::Lost(id, LossReason::Revoked),
+            Message::Lost(id, LossReason::Forgotten),
+            Message::Changed(name),
         ] {
-            assert_eq!(Letter::from_bytes(&letter.to_bytes()), Some(letter));
+            assert_eq!(Message::from_bytes(&message.to_bytes()), Some(message));
         }
         for nonsense in [&b""[..], b"l", b"lshort", b"c", b"c\xff", b"zwhatever"] {
-            assert_eq!(Letter::from_bytes(nonsense), None);
+            assert_eq!(Message::from_bytes(nonsense), None);
         }
     }
 
@@ -362,11 +364,11 @@ mod tests {
         let open = || Inbox::open(&folder.join("db"), 0o600, &runtime).unwrap();
         let (ours, theirs) = (open(), open());
         let id = ClaimId::random();
-        let bell = theirs.desk.bell(id);
-        assert!(ours.send(theirs.name(), &Letter::Look(id)));
-        bell.rung().await;
+        let wake = theirs.dispatcher.wake_handle(id);
+        assert!(ours.send(theirs.name(), &Message::Look(id)));
+        wake.woken().await;
         theirs.close();
-        assert!(!ours.send(theirs.name(), &Letter::Look(id)), "its socket is gone");
-        assert!(!ours.send("../db", &Letter::Look(id)), "a name leads nowhere else");
+        assert!(!ours.send(theirs.name(), &Message::Look(id)), "its socket is gone");
+        assert!(!ours.send("../db", &Message::Look(id)), "a name leads nowhere else");
     }
 }

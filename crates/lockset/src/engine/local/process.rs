@@ -1,30 +1,30 @@
-//! Who a process is, and whether it lives.
+//! The identity of a process, and whether it is alive.
 //!
-//! A pid alone names nobody: it is recycled, and another pid namespace counts from one again. So a
-//! process is known by namespace, pid and start time, and a death is believed only where it can be
-//! seen for certain. In all other cases the lease alone decides. One in a time namespace is shown
-//! other start times than everybody else, and goes without.
+//! A pid alone identifies no process: pids are recycled, and every pid namespace starts at one. So
+//! a process is identified by namespace, pid and start time, and counts as dead only on certain
+//! evidence. In all other cases the lease alone decides. A process in a time namespace sees other
+//! start times than all others, so start times are not used there.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
-use super::failed;
+use super::error_of;
 use crate::error;
 use crate::sync;
 
-/// No more than this many processes are watched for one waiter, and so many are kept in sight
-/// without need; the safety net covers the rest.
-const WATCHED_AT_MOST: usize = 64;
+/// Maximum processes that are watched for one waiter, and maximum unused watches that are kept. The
+/// recheck covers the rest.
+const MAX_WATCHED: usize = 64;
 
-/// One process of this machine, since it booted.
+/// One process of this machine since it booted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Process {
-    /// The inode of its pid namespace; 0 where that is not known.
+    /// The inode of its pid namespace; 0 if unknown.
     namespace: u64,
     pid: u32,
-    /// In clock ticks since boot; 0 where that is not known.
+    /// In clock ticks since boot; 0 if unknown.
     start: u64,
 }
 
@@ -44,77 +44,84 @@ impl FromStr for Process {
     }
 }
 
-/// What this process knows of others.
+/// What this client knows about processes.
 #[derive(Debug)]
 pub(super) struct Processes {
     ours: Process,
-    stand_in: Option<Process>,
+    holder_process: Option<Process>,
     recorded: String,
-    /// `/proc` shows our own pid namespace, so that its entries are about whom we mean.
+    /// `/proc` shows our own pid namespace, so its entries are about the processes we mean.
     proc_is_ours: bool,
     runtime: tokio::runtime::Handle,
-    /// Those who were in the way lately will be so again, and looking anew costs some 20 µs.
-    watched: Mutex<HashMap<Process, Arc<eyes::Eye>>>,
+    /// Processes that held a lock lately will hold it again, and opening a watch takes about 20 µs.
+    watched: Mutex<HashMap<Process, Arc<pidfd::PidWatch>>>,
 }
 
 impl Processes {
-    /// `stand_in` is recorded in our place, as the process that holds what we take.
+    /// `holder_process` is recorded instead of this process as the holder of this client's locks.
     ///
     /// # Errors
-    /// If that process is dead or cannot be told from a later one with its pid: others would take
-    /// away what is held in its name, or never.
+    /// If that process is dead, or cannot be distinguished from a later one with its pid: other
+    /// clients would take its locks away at once, or never.
     pub(super) fn new(
-        stand_in: Option<u32>,
+        holder_process: Option<u32>,
         runtime: tokio::runtime::Handle,
     ) -> error::Result<Self> {
-        let (namespace, pid) = (eyes::pid_namespace(), std::process::id());
-        let start = eyes::start_of("self").unwrap_or(0);
+        let (namespace, pid) = (pidfd::pid_namespace(), std::process::id());
+        let start = pidfd::start_of("self").unwrap_or(0);
         let ours = Process { namespace, pid, start };
-        let proc_is_ours = eyes::stat_of("self").is_some_and(|stat| stat.pid == pid);
-        let stand_in = match stand_in {
-            Some(pid) if proc_is_ours && !eyes::is_shifted() => {
+        let proc_is_ours = pidfd::stat_of("self").is_some_and(|stat| stat.pid == pid);
+        let holder_process = match holder_process {
+            Some(pid) if proc_is_ours && !pidfd::is_shifted() => {
                 Some(Process { namespace, pid, start: start_of(pid)? })
             }
-            // `/proc` is missing, or shows other processes or times: its lease alone decides.
+            // `/proc` is missing, or shows other processes or times: the lease alone decides.
             Some(pid) => Some(Process { namespace: 0, pid, start: 0 }),
             None => None,
         };
-        let recorded = stand_in.unwrap_or(ours).to_string();
-        Ok(Self { ours, stand_in, recorded, proc_is_ours, runtime, watched: Mutex::default() })
+        let recorded = holder_process.unwrap_or(ours).to_string();
+        Ok(Self {
+            ours,
+            holder_process,
+            recorded,
+            proc_is_ours,
+            runtime,
+            watched: Mutex::default(),
+        })
     }
 
-    /// Fails if the process that stands in for us is dead: what we take now would be anybody's.
-    pub(super) fn unless_stand_in_died(&self) -> error::Result<()> {
-        match self.stand_in {
+    /// Fails if the recorded holder process is dead: a lock acquired now would be free at once.
+    pub(super) fn check_holder_process(&self) -> error::Result<()> {
+        match self.holder_process {
             Some(process) if self.is_dead(&self.recorded) => {
                 let pid = process.pid;
-                Err(failed(format!("process {pid}, which was to hold the locks, has ended")))
+                Err(error_of(format!("process {pid}, which was to hold the locks, has ended")))
             }
             _ => Ok(()),
         }
     }
 
-    /// The process to write down as the holder of what this client takes.
+    /// The process to record as the holder of this client's locks.
     pub(super) fn recorded(&self) -> &str {
         &self.recorded
     }
 
-    /// Whether the process so written is dead beyond doubt.
+    /// Whether the recorded process is certainly dead.
     pub(super) fn is_dead(&self, written: &str) -> bool {
         written.parse().is_ok_and(|process: Process| {
             process != self.ours
                 && self.can_see(process)
-                && match self.eye_on(process) {
-                    Some(eye) => eye.sees_death(),
-                    None => eyes::is_dead(process),
+                && match self.watch_of(process) {
+                    Some(watch) => watch.has_ended(),
+                    None => pidfd::is_dead(process),
                 }
         })
     }
 
-    /// Whether the process so written lives beyond doubt.
+    /// Whether the recorded process is certainly alive.
     pub(super) fn is_alive(&self, written: &str) -> bool {
         written.parse().is_ok_and(|process: Process| {
-            let shown = || eyes::start_of(&process.pid.to_string());
+            let shown = || pidfd::start_of(&process.pid.to_string());
             process == self.ours
                 || self.can_see(process) && process.start != 0 && shown() == Some(process.start)
         })
@@ -124,70 +131,70 @@ impl Processes {
         self.proc_is_ours && process.namespace != 0 && process.namespace == self.ours.namespace
     }
 
-    /// Resolves when one of these processes has died; never, if none can be seen.
+    /// Resolves when one of these processes has died; never if none of them is visible.
     pub(super) async fn any_death(&self, written: &[String]) {
-        let mut eyes = Vec::new();
+        let mut watches = Vec::new();
         for process in written.iter().filter_map(|text| text.parse::<Process>().ok()) {
-            if process == self.ours || !self.can_see(process) || eyes.len() == WATCHED_AT_MOST {
+            if process == self.ours || !self.can_see(process) || watches.len() == MAX_WATCHED {
                 continue;
             }
-            match self.eye_on(process) {
-                Some(eye) => eyes.push(eye),
-                None if eyes::is_dead(process) => return,
+            match self.watch_of(process) {
+                Some(watch) => watches.push(watch),
+                None if pidfd::is_dead(process) => return,
                 None => {}
             }
         }
-        if eyes.is_empty() {
+        if watches.is_empty() {
             return std::future::pending().await;
         }
-        let deaths = eyes.iter().map(|eye| Box::pin(eye.death()));
+        let deaths = watches.iter().map(|watch| Box::pin(watch.ended()));
         futures_util::future::select_all(deaths).await;
     }
 
-    /// All who wait for one process share one descriptor.
-    fn eye_on(&self, process: Process) -> Option<Arc<eyes::Eye>> {
+    /// All waiters for one process share one descriptor.
+    fn watch_of(&self, process: Process) -> Option<Arc<pidfd::PidWatch>> {
         let mut watched = sync::lock(&self.watched);
-        if let Some(eye) = watched.get(&process) {
-            return Some(eye.clone());
+        if let Some(watch) = watched.get(&process) {
+            return Some(watch.clone());
         }
-        if watched.len() >= WATCHED_AT_MOST {
-            watched.retain(|_, eye| Arc::strong_count(eye) > 1);
+        if watched.len() >= MAX_WATCHED {
+            watched.retain(|_, watch| Arc::strong_count(watch) > 1);
         }
         let _inside = self.runtime.enter();
-        let eye = Arc::new(eyes::Eye::open(process)?);
-        watched.insert(process, eye.clone());
-        Some(eye)
+        let watch = Arc::new(pidfd::PidWatch::open(process)?);
+        watched.insert(process, watch.clone());
+        Some(watch)
     }
 }
 
 fn start_of(pid: u32) -> error::Result<u64> {
-    let start = eyes::start_of(&pid.to_string()).unwrap_or(0);
+    let start = pidfd::start_of(&pid.to_string()).unwrap_or(0);
     let process = Process { namespace: 0, pid, start };
-    if eyes::is_dead(process) {
-        return Err(failed(format!("process {pid}, which is to hold the locks, is not running")));
+    if pidfd::is_dead(process) {
+        return Err(error_of(format!("process {pid}, which is to hold the locks, is not running")));
     }
     if start == 0 {
-        return Err(failed(format!(
+        return Err(error_of(format!(
             "process {pid}, which is to hold the locks, is hidden from this user; name another one"
         )));
     }
     Ok(start)
 }
 
-/// What a pid's own descriptor says.
+/// What a pidfd shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pidfd {
     /// There is no such process.
     Gone,
-    /// It ended, and only waits for its parent to notice.
+    /// It ended, and its parent has not collected it yet.
     Ended,
     Running,
-    /// This kernel, or a sandbox, does not tell.
+    /// This kernel, or a sandbox, does not support it.
     Unknown,
 }
 
 /// Whether a process recorded with start time `recorded` is dead, given what its pid shows now.
-/// An entry of `/proc` that cannot be read (hidepid) says nothing.
+/// An entry of `/proc` that cannot be read (hidepid) proves nothing.
 fn dead(pidfd: Pidfd, recorded: u64, seen: Option<u64>) -> bool {
     match pidfd {
         Pidfd::Gone | Pidfd::Ended => true,
@@ -214,7 +221,7 @@ fn parse_stat(line: &str) -> Option<Stat> {
 }
 
 #[cfg(target_os = "linux")]
-mod eyes {
+mod pidfd {
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::MetadataExt;
     use std::sync::LazyLock;
@@ -242,7 +249,7 @@ mod eyes {
         *IS_SHIFTED
     }
 
-    /// When a process began, if that is the same to all who look.
+    /// When a process started, if all processes see the same time.
     pub(super) fn start_of(pid: &str) -> Option<u64> {
         stat_of(pid).filter(|_| !is_shifted()).map(|stat| stat.start)
     }
@@ -268,29 +275,29 @@ mod eyes {
         poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Looks at one process until it ends.
+    /// Waits for the end of one process.
     #[derive(Debug)]
-    pub(super) struct Eye(AsyncFd<OwnedFd>);
+    pub(super) struct PidWatch(AsyncFd<OwnedFd>);
 
-    impl Eye {
-        /// `None`: there is no such process any more, or nothing can be seen of it.
+    impl PidWatch {
+        /// `None` if the process does not exist any more, or cannot be watched.
         pub(super) fn open(process: Process) -> Option<Self> {
             let pidfd = open(process.pid).ok()?;
             // Deprecated for types that may change their descriptor, which `OwnedFd` cannot; the
             // replacement would need `unsafe`.
             #[allow(deprecated)]
-            let eye = AsyncFd::with_interest(pidfd, Interest::READABLE).ok()?;
-            // Only now can the pid not be recycled unnoticed.
-            (!is_dead(process)).then_some(Self(eye))
+            let watch = AsyncFd::with_interest(pidfd, Interest::READABLE).ok()?;
+            // From here on the pid cannot be recycled unnoticed.
+            (!is_dead(process)).then_some(Self(watch))
         }
 
-        pub(super) fn sees_death(&self) -> bool {
+        pub(super) fn has_ended(&self) -> bool {
             has_ended(self.0.get_ref())
         }
 
-        pub(super) async fn death(&self) {
+        pub(super) async fn ended(&self) {
             if self.0.readable().await.is_err() {
-                // The runtime ends; whoever waits here ends with it.
+                // The runtime ends, and this future with it.
                 std::future::pending::<()>().await;
             }
         }
@@ -299,7 +306,7 @@ mod eyes {
 
 /// Without pidfd, the lease alone decides.
 #[cfg(not(target_os = "linux"))]
-mod eyes {
+mod pidfd {
     use super::{Process, Stat};
 
     pub(super) fn pid_namespace() -> u64 {
@@ -323,18 +330,18 @@ mod eyes {
     }
 
     #[derive(Debug)]
-    pub(super) struct Eye;
+    pub(super) struct PidWatch;
 
-    impl Eye {
+    impl PidWatch {
         pub(super) fn open(_process: Process) -> Option<Self> {
             None
         }
 
-        pub(super) fn sees_death(&self) -> bool {
+        pub(super) fn has_ended(&self) -> bool {
             false
         }
 
-        pub(super) async fn death(&self) {
+        pub(super) async fn ended(&self) {
             std::future::pending().await
         }
     }
@@ -354,8 +361,8 @@ mod tests {
     }
 
     fn process_of(child: &std::process::Child) -> Process {
-        let start = eyes::stat_of(&child.id().to_string()).unwrap().start;
-        Process { namespace: eyes::pid_namespace(), pid: child.id(), start }
+        let start = pidfd::stat_of(&child.id().to_string()).unwrap().start;
+        Process { namespace: pidfd::pid_namespace(), pid: child.id(), start }
     }
 
     #[test]
@@ -391,26 +398,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_living_stand_in() {
-        let stand_in = |pid| Processes::new(Some(pid), tokio::runtime::Handle::current());
+    async fn only_a_live_process_can_be_recorded_as_the_holder() {
+        let holder_process = |pid| Processes::new(Some(pid), tokio::runtime::Handle::current());
         let mut child = child();
         let process = process_of(&child);
-        let seen = stand_in(child.id()).unwrap();
+        let seen = holder_process(child.id()).unwrap();
         assert_eq!(seen.recorded(), process.to_string());
-        seen.unless_stand_in_died().unwrap();
+        seen.check_holder_process().unwrap();
         child.kill().unwrap();
         seen.any_death(&[process.to_string()]).await;
-        let words = |outcome: error::Result<Processes>| outcome.unwrap_err().to_string();
-        assert!(words(stand_in(child.id())).contains("is not running"), "a zombie");
+        let text = |outcome: error::Result<Processes>| outcome.unwrap_err().to_string();
+        assert!(text(holder_process(child.id())).contains("is not running"), "a zombie");
         child.wait().unwrap();
-        assert!(words(stand_in(child.id())).contains("is not running"));
-        assert!(words(stand_in(0)).contains("is not running"));
-        let late = seen.unless_stand_in_died().unwrap_err();
+        assert!(text(holder_process(child.id())).contains("is not running"));
+        assert!(text(holder_process(0)).contains("is not running"));
+        let late = seen.check_holder_process().unwrap_err();
         assert!(late.to_string().contains("has ended"), "{late}");
     }
 
     #[tokio::test]
-    async fn the_living_the_dead_and_the_recycled_are_told_apart() {
+    async fn live_dead_and_recycled_processes_are_distinguished() {
         let seen = processes();
         let mut child = child();
         let process = process_of(&child);

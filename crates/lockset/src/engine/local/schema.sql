@@ -18,15 +18,15 @@ CREATE TABLE lock (
     expires  INTEGER,                    -- nanoseconds since boot; NULL while it waits
     revoked  INTEGER,                    -- 1: the running lease is the last
     detached INTEGER,                    -- 1: once held, the lease alone ends it
-    seen     INTEGER,                    -- while it waits: when its client last showed up here
+    seen     INTEGER,                    -- while it waits: the last heartbeat of its client
     process  TEXT,                       -- 'pid namespace:pid:start time'
-    inbox    TEXT,                       -- the socket in the inbox folder that gets its letters
+    inbox    TEXT,                       -- the socket in the inbox folder for its messages
     by       TEXT,
     note     TEXT,
     PRIMARY KEY (name, seq)
 ) WITHOUT ROWID;
 
--- Who wants to be told of changes.
+-- The watches: to which inbox a change of a name is reported.
 CREATE TABLE watcher (
     id       INTEGER PRIMARY KEY,
     inbox    TEXT    NOT NULL,
@@ -34,6 +34,6 @@ CREATE TABLE watcher (
     scope    TEXT    NOT NULL
 );
 
--- One row: how far idle names have been swept out.
+-- One row: up to which name idle names have been removed.
 CREATE TABLE home (swept TEXT NOT NULL);
 INSERT INTO home VALUES ('');

@@ -2,12 +2,14 @@
 
 use std::time::Instant;
 
+use futures_util::FutureExt;
+
 use super::*;
 use crate::clock::Moment;
 use crate::engine::memory::Memory;
 use crate::engine::{Cell, Mode};
 
-/// Well below the safety net: whoever is this fast was told.
+/// Well below the recheck: a waiter that is this fast got a message.
 const AT_ONCE: Duration = Duration::from_millis(500);
 const PERMITS: Mode = Mode::Permits { take: 2, limit: 3 };
 
@@ -133,7 +135,7 @@ async fn a_late_transaction_does_not_bring_a_withdrawn_claim_back() {
     queued!(withdraws = one.withdraw(&claim));
     busy.execute_batch("COMMIT").unwrap();
     withdraws.await.unwrap();
-    // Both transactions are over, in whichever order, once the store is ours alone again.
+    // Both transactions are over, in either order, once this is the only reference to the store.
     while Arc::strong_count(&one.store) > 1 {
         tokio::task::yield_now().await;
     }
@@ -153,7 +155,7 @@ async fn more_permits_than_there_are_is_refused() {
 }
 
 #[tokio::test]
-async fn a_busy_file_is_waited_for_and_then_said() {
+async fn a_busy_file_is_waited_for_and_then_reported() {
     let (folder, one, _two) = clients();
     let busy = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
     busy.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -167,7 +169,7 @@ async fn a_busy_file_is_waited_for_and_then_said() {
 }
 
 #[tokio::test]
-async fn a_broken_holder_is_told_at_once() {
+async fn the_holder_of_a_broken_lock_is_notified_at_once() {
     let (_folder, one, two) = clients();
     let held = exclusive();
     let grant = hold(&one, &held).await;
@@ -202,30 +204,30 @@ async fn a_watch_sees_the_changes_of_others_until_it_is_dropped() {
     assert_eq!(watchers(), Ok(1));
     drop(states);
     assert_eq!(watchers(), Ok(0));
-    // One that vanished without a word is forgotten when a letter to it is refused.
+    // A watch that ended without removing its row is forgotten when a message to it is refused.
     file.execute("INSERT INTO watcher (inbox, exact, scope) VALUES ('0a', 0, '')", []).unwrap();
     hold(&two, &held).await;
     assert_eq!(watchers(), Ok(0));
 }
 
 #[tokio::test]
-async fn a_watch_sees_soon_what_no_letter_tells() {
+async fn a_watch_finds_changes_without_messages() {
     let (folder, one, two) = clients();
     let name: Name = "jobs/1".parse().unwrap();
     let other = claim("jobs/2", Mode::Exclusive);
     hold(&two, &other).await;
     let soon = async |states: &mut BoxStream<'static, Result<LockState>>| {
-        let next = tokio::time::timeout(2 * SAFETY_NET, states.next()).await;
+        let next = tokio::time::timeout(2 * RECHECK, states.next()).await;
         next.expect("it looks by itself").unwrap().unwrap()
     };
     let mut all = one.watch(&Scope::Prefix("jobs/".parse().unwrap()));
     let mut exact = one.watch(&Scope::Name(name.clone()));
     assert_eq!(soon(&mut all).await.name, other.name);
     assert!(soon(&mut exact).await.cell.is_none());
-    // Without these rows nobody is told of anything.
+    // Without these rows no messages are sent.
     let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
-    let deaf = || file.execute("DELETE FROM watcher", []).unwrap();
-    assert_eq!(deaf(), 2);
+    let lose_messages = || file.execute("DELETE FROM watcher", []).unwrap();
+    assert_eq!(lose_messages(), 2);
     two.cell(&name, Version::ABSENT, Some(vec![1])).await.unwrap();
     for states in [&mut all, &mut exact] {
         let seen = soon(states).await;
@@ -234,9 +236,9 @@ async fn a_watch_sees_soon_what_no_letter_tells() {
     two.force_release(&other.name, Break::Now).await.unwrap();
     let seen = soon(&mut all).await;
     assert!(seen.name == other.name && seen.holders.is_empty());
-    // Nothing changes any more, so nothing is said.
+    // Nothing changes any more, so nothing is reported.
     let quiet = futures_util::future::select(all.next(), exact.next());
-    assert!(tokio::time::timeout(3 * SAFETY_NET, quiet).await.is_err());
+    assert!(tokio::time::timeout(3 * RECHECK, quiet).await.is_err());
 }
 
 #[tokio::test]
@@ -298,7 +300,7 @@ async fn idle_names_are_forgotten_and_used_ones_are_not() {
     let (folder, one, _two) = clients();
     let held = claim("held", Mode::Exclusive);
     hold(&one, &held).await;
-    // Nobody comes to this one again.
+    // This one gets no further request.
     let left = Claim { ttl: Duration::from_millis(1), ..claim("left", Mode::Exclusive) };
     hold(&one, &left).await;
     one.cell(&"cell".parse().unwrap(), Version::ABSENT, Some(vec![1])).await.unwrap();
@@ -349,7 +351,7 @@ enum Verb {
     Break(Break),
 }
 
-async fn take(
+async fn apply(
     engine: &dyn Engine,
     verb: &Verb,
     claim: &Claim,
@@ -381,9 +383,9 @@ async fn take(
 /// A claim of a history, and by which grants the two engines say it holds.
 type Player = (Claim, Option<Grant>, Option<Grant>);
 
-/// Every answer is that of the reference engine, over long random histories.
+/// Every result is that of the reference engine, over long random histories.
 #[tokio::test]
-async fn it_answers_like_the_reference_engine() {
+async fn it_behaves_like_the_reference_engine() {
     use rand::{RngExt, SeedableRng};
     let seed: u64 = rand::random();
     println!("seed {seed}");
@@ -417,8 +419,8 @@ async fn it_answers_like_the_reference_engine() {
             _ if dice.random_ratio(1, 2) => Verb::Break(Break::WhenLeaseEnds),
             _ => Verb::Break(Break::Now),
         };
-        let ours = take(&local, &verb, &claim, ours.as_ref()).await;
-        let theirs = take(&memory, &verb, &claim, theirs.as_ref()).await;
+        let ours = apply(&local, &verb, &claim, ours.as_ref()).await;
+        let theirs = apply(&memory, &verb, &claim, theirs.as_ref()).await;
         let plain = |outcome: &Result<Option<Grant>>| match outcome {
             Ok(grant) => Ok(grant.as_ref().map(|grant| grant.token)),
             Err(error) => Err(error.to_string()),
@@ -443,37 +445,37 @@ async fn it_answers_like_the_reference_engine() {
             memory.withdraw(&gone).await.unwrap();
         }
     }
-    assert!(granted > 200 && failed > 200, "a history worth its name: {granted}, {failed}");
+    assert!(granted > 200 && failed > 200, "a history of too few events: {granted}, {failed}");
 }
 
 #[tokio::test]
-async fn who_waits_only_reads() {
+async fn a_waiter_only_reads() {
     let (folder, one, two) = clients();
     let short = Claim { ttl: Duration::from_secs(2), ..exclusive() };
     let mut grant = hold(&one, &short).await;
     let (first, second) = (exclusive(), exclusive());
     queued!(waits = one.acquire(&first, Wait::Forever));
     queued!(waits_too = two.acquire(&second, Wait::Forever));
-    let standing = async |claim: &Claim, seq| {
+    let status = async |claim: &Claim, seq| {
         let claim = claim.clone();
-        let peek = one.store.read(PATIENCE, move |txn| txn.peek(&claim, seq)).await.unwrap();
+        let peek = one.store.read(BUSY_TIMEOUT, move |txn| txn.peek(&claim, seq)).await.unwrap();
         match peek {
-            Some(Standing::Waiting { look_again, .. }) => look_again,
+            Some(ClaimStatus::Waiting { check_at, .. }) => check_at,
             _ => panic!("it waits, and there is nothing to change"),
         }
     };
     let soon = Clock::boot().now() + short.ttl;
-    assert!(standing(&first, 2).await <= soon);
-    assert_eq!(standing(&second, 3).await, Moment::NEVER, "the first one looks for it");
+    assert!(status(&first, 2).await <= soon);
+    assert_eq!(status(&second, 3).await, Moment::NEVER, "the first one looks for it");
     let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
     for _ in 0..3 {
         grant = one.renew(&[(&short, &grant)]).await.remove(0).unwrap().renewed().unwrap();
         file.execute_batch("BEGIN IMMEDIATE").unwrap();
-        // Past the lease that they saw, and past a look of the safety net.
+        // Past the lease that they saw, and past a recheck.
         let both = futures_util::future::select(&mut waits, &mut waits_too);
         assert!(tokio::time::timeout(Duration::from_millis(1500), both).await.is_err());
         for store in [&one.store, &two.store] {
-            assert_eq!(Arc::strong_count(store), 1, "nobody waits to write");
+            assert_eq!(Arc::strong_count(store), 1, "a waiter wants to write");
         }
         file.execute_batch("COMMIT").unwrap();
     }
@@ -485,7 +487,7 @@ async fn a_short_lease_in_between_is_noticed_when_it_ends() {
     let (held, next) = (exclusive(), exclusive());
     let grant = hold(&one, &held).await;
     let short = Claim { ttl: Duration::from_millis(100), ..exclusive() };
-    // Asked for and then never looked after.
+    // Requested and then never polled.
     queued!(_waits = one.acquire(&short, Wait::Forever));
     queued!(waits = two.acquire(&next, Wait::Forever));
     one.release(&held, &grant, None).await.unwrap();

@@ -1,4 +1,5 @@
-//! The steps that the verbs share: settling a name, admitting, burying, telling.
+//! The steps that the verbs share: settling a name, admitting waiters, removing dead claims, waking
+//! the next waiter.
 //!
 //! Settling reads the holders and the first waiters only, however many wait.
 
@@ -6,10 +7,10 @@ use std::time::Duration;
 
 use rusqlite::{OptionalExtension, params};
 
-use super::SAFETY_NET;
-use super::inbox::Letter;
-use super::rows::{ClaimRow, id_at, int, optional, select_claims, seq_of, unsigned, written};
-use super::store::{Post, Sql, Transaction};
+use super::RECHECK;
+use super::inbox::Message;
+use super::record::{ClaimRow, id_at, int, optional, select_claims, seq_of, unsigned, written};
+use super::store::{AfterCommit, SqlResult, Transaction};
 use crate::clock::{nanos, wall_micros};
 use crate::engine::common::admission::Tally;
 use crate::engine::{Claim, Grant, Mode, drift};
@@ -17,63 +18,64 @@ use crate::error::{Error, LossReason};
 use crate::name::Name;
 use crate::token::Token;
 
-/// A name whose last token is so old, and that nobody uses, is forgotten: the wall clock, which
-/// every new token is not below, has long passed it.
+/// An unused name whose last token is this old is forgotten: no new token is below the wall clock,
+/// which has long passed that token.
 const IDLE_MICROS: u64 = 7 * 86_400 * 1_000_000;
-/// Smaller tokens come from a caller who answers for the clock; such a fence is kept for ever.
+/// Smaller tokens come from a caller that chooses them itself; such a fence is kept for ever.
 const CLOCK_TOKENS_FROM: u64 = 1_000_000_000_000_000;
-/// One in so many new names looks at so many old ones; on average two for each.
+/// One in `SWEEP_ONE_IN` new names triggers a sweep of `SWEEP_NAMES` old ones: on average two old
+/// names for each new one.
 const SWEEP_ONE_IN: u32 = 64;
 const SWEEP_NAMES: i64 = 128;
 
-/// Whoever waits for so long without having shown up has gone, if it is not seen to live.
-const UNSEEN: Duration = Duration::from_secs(60);
-/// A client that waits shows up so often at least.
-const SHOW_UP: Duration = Duration::from_secs(20);
-/// The sweep also takes waiters that have not shown up for so long.
-const UNSEEN_FOR_LONG: Duration = Duration::from_secs(86_400);
+/// A waiter without a heartbeat for this long is gone, unless its process is known to be alive.
+const WAITER_TIMEOUT: Duration = Duration::from_secs(60);
+/// A waiting client sends a heartbeat at least this often.
+const HEARTBEAT: Duration = Duration::from_secs(20);
+/// The sweep also removes waiters without a heartbeat for this long.
+const SWEEP_WAITERS_AFTER: Duration = Duration::from_secs(86_400);
 
 /// A name after it was settled.
-pub(super) struct Queue {
+pub(super) struct LockQueue {
     /// `None`: the name has no row of its own yet.
     pub(super) fence: Option<u64>,
     /// There may be watchers.
     pub(super) watched: bool,
     pub(super) tally: Tally,
     pub(super) holders: Vec<ClaimRow>,
-    /// The first waiter, which is not admitted.
-    pub(super) refused: Option<ClaimRow>,
+    /// The first waiter that is not admitted.
+    pub(super) first_waiter: Option<ClaimRow>,
 }
 
-impl Queue {
+impl LockQueue {
     pub(super) fn mode_in_use(&self) -> Option<Mode> {
-        self.holders.first().or(self.refused.as_ref()).map(|claim| claim.mode)
+        self.holders.first().or(self.first_waiter.as_ref()).map(|claim| claim.mode)
     }
 
-    /// Whether some of the holders waited until now.
+    /// Whether some of the holders are only admitted now.
     pub(super) fn has_newly_admitted(&self) -> bool {
         self.holders.last().is_some_and(|last| last.expires.is_none())
     }
 
     pub(super) fn last_seq(&self) -> i64 {
-        self.refused.as_ref().or(self.holders.last()).map_or(0, |claim| claim.seq)
+        self.first_waiter.as_ref().or(self.holders.last()).map_or(0, |claim| claim.seq)
     }
 }
 
-/// Where somebody waits.
-pub(super) struct Place {
-    /// The waiter before; `None`: there are only holders before.
+/// Where a claim waits.
+pub(super) struct Position {
+    /// The waiter before it. `None` if there are only holders before it.
     pub(super) before: Option<ClaimRow>,
-    /// When it showed up last.
+    /// Its last heartbeat.
     pub(super) seen: Option<u64>,
 }
 
 /// The steps the verbs share.
 impl Transaction<'_> {
-    /// Drops the holders whose lease is over and the first waiters that have gone, and admits, in
-    /// order, who fits behind the rest.
-    pub(super) fn settle(&mut self, name: &Name) -> Sql<Queue> {
-        let (mut queue, lapsed) = self.front(name)?;
+    /// Removes the holders whose lease is over and the first waiters that are gone, and admits
+    /// waiters, in order, while they fit behind the rest.
+    pub(super) fn settle(&mut self, name: &Name) -> SqlResult<LockQueue> {
+        let (mut queue, lapsed) = self.read_queue(name)?;
         for claim in lapsed {
             self.delete(name, claim.seq)?;
             if claim.expires.is_none() {
@@ -87,10 +89,11 @@ impl Transaction<'_> {
         Ok(queue)
     }
 
-    /// How a name is once it is settled, and whom that takes away.
-    pub(super) fn front(&self, name: &Name) -> Sql<(Queue, Vec<ClaimRow>)> {
+    /// The queue of a name as it is once settled, and the claims that settling removes.
+    pub(super) fn read_queue(&self, name: &Name) -> SqlResult<(LockQueue, Vec<ClaimRow>)> {
         let (mut fence, mut watched, mut tally) = (None, true, Tally::default());
-        let (mut holders, mut refused, mut lapsed) = (Vec::<ClaimRow>::new(), None, Vec::new());
+        let (mut holders, mut first_waiter, mut lapsed) =
+            (Vec::<ClaimRow>::new(), None, Vec::new());
         let mut statement =
             self.db.prepare_cached(select_claims!("WHERE name = ?1 ORDER BY seq"))?;
         let mut rows = statement.query([name.as_str()])?;
@@ -102,16 +105,16 @@ impl Transaction<'_> {
             }
             let claim = ClaimRow::read(row)?;
             match claim.expires {
-                Some(expires) if !self.lasts(expires, claim.ttl) => {
+                Some(expires) if !self.lease_runs(expires, claim.ttl) => {
                     lapsed.push(claim);
                     continue;
                 }
-                None if self.is_unseen(claim.seen, &claim.process) => {
+                None if self.has_timed_out(claim.seen, &claim.process) => {
                     lapsed.push(claim);
                     continue;
                 }
                 None if !tally.admits(claim.mode) => {
-                    refused = Some(claim);
+                    first_waiter = Some(claim);
                     break;
                 }
                 _ => {}
@@ -119,32 +122,34 @@ impl Transaction<'_> {
             tally.add(claim.mode);
             holders.push(claim);
         }
-        Ok((Queue { fence, watched, tally, holders, refused }, lapsed))
+        Ok((LockQueue { fence, watched, tally, holders, first_waiter }, lapsed))
     }
 
-    /// Whether a lease still runs. One that ends later than a whole ttl from now was written before
-    /// the machine booted, when its clock had come further.
-    pub(super) fn lasts(&self, expires: u64, ttl: u64) -> bool {
+    /// Whether a lease still runs. A lease that ends more than one ttl from now was written before
+    /// the machine booted, when its clock showed more.
+    pub(super) fn lease_runs(&self, expires: u64, ttl: u64) -> bool {
         self.now < expires && expires <= self.now.saturating_add(ttl)
     }
 
-    /// Whether one that waits has gone, as far as that can be known without seeing its process.
-    pub(super) fn is_unseen(&self, seen: Option<u64>, process: &str) -> bool {
+    /// Whether a waiter is gone, as far as its heartbeats show.
+    pub(super) fn has_timed_out(&self, seen: Option<u64>, process: &str) -> bool {
         match seen.unwrap_or(0) {
-            // That was before the machine booted.
+            // It was written before the machine booted.
             seen if seen > self.now => true,
-            seen => self.now - seen > nanos(UNSEEN) && !self.store.processes.is_alive(process),
+            seen => {
+                self.now - seen > nanos(WAITER_TIMEOUT) && !self.store.processes.is_alive(process)
+            }
         }
     }
 
-    pub(super) fn must_show_up(&self, seen: Option<u64>) -> bool {
-        self.now.saturating_sub(seen.unwrap_or(0)) >= nanos(SHOW_UP)
+    pub(super) fn heartbeat_is_due(&self, seen: Option<u64>) -> bool {
+        self.now.saturating_sub(seen.unwrap_or(0)) >= nanos(HEARTBEAT)
     }
 
-    /// A client shows up with all its waiters for the name at a time, because it lives or dies with
-    /// them; so they write once in a while, however many they are.
-    pub(super) fn show_up(&mut self, name: &Name, seen: Option<u64>) -> Sql<()> {
-        if !self.must_show_up(seen) {
+    /// One heartbeat covers all waiters of a client for the name, because they live and die
+    /// together. So their number does not change how often they write.
+    pub(super) fn heartbeat(&mut self, name: &Name, seen: Option<u64>) -> SqlResult<()> {
+        if !self.heartbeat_is_due(seen) {
             return Ok(());
         }
         self.db
@@ -156,8 +161,8 @@ impl Transaction<'_> {
             .map(|_| ())
     }
 
-    /// Grants the lock to those among `holders` that were waiting until now, and tells them.
-    pub(super) fn admit(&mut self, name: &Name, queue: &mut Queue) -> Sql<()> {
+    /// Grants the lock to those among `holders` that were waiting until now, and notifies them.
+    pub(super) fn admit(&mut self, name: &Name, queue: &mut LockQueue) -> SqlResult<()> {
         let mut fence = queue.fence.unwrap_or(0);
         for held in queue.holders.iter_mut().filter(|held| held.expires.is_none()) {
             let expires = self.now.saturating_add(held.ttl);
@@ -168,13 +173,16 @@ impl Transaction<'_> {
                     "UPDATE lock SET token = ?1, expires = ?2 WHERE name = ?3 AND seq = ?4",
                 )?
                 .execute(params![int(fence), int(expires), name.as_str(), held.seq])?;
-            self.post.push((held.inbox.clone(), Post::Letter(Letter::Look(held.id))));
+            self.after_commit.push((held.inbox.clone(), AfterCommit::Send(Message::Look(held.id))));
         }
-        // The next in line saw only the one before it; now all holders are its business. Of one
-        // alone it learns soon enough by itself, unless that one's lease is too short for it.
-        let short = queue.holders.iter().any(|held| held.ttl < nanos(SAFETY_NET));
-        if let Some(first) = queue.refused.as_ref().filter(|_| short || queue.holders.len() > 1) {
-            self.post.push((first.inbox.clone(), Post::Letter(Letter::Look(first.id))));
+        // The new first waiter watched only the waiter before it, and has to watch all holders now.
+        // A single holder it finds by its own recheck, unless the lease is too short for that.
+        let short = queue.holders.iter().any(|held| held.ttl < nanos(RECHECK));
+        if let Some(first) =
+            queue.first_waiter.as_ref().filter(|_| short || queue.holders.len() > 1)
+        {
+            self.after_commit
+                .push((first.inbox.clone(), AfterCommit::Send(Message::Look(first.id))));
         }
         self.changed = true;
         self.set_fence(name, queue.fence, fence)?;
@@ -182,7 +190,12 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    pub(super) fn set_fence(&mut self, name: &Name, before: Option<u64>, fence: u64) -> Sql<()> {
+    pub(super) fn set_fence(
+        &mut self,
+        name: &Name,
+        before: Option<u64>,
+        fence: u64,
+    ) -> SqlResult<()> {
         let sql = match before {
             Some(_) => "UPDATE lock SET token = ?2 WHERE name = ?1 AND seq = 0",
             None => "INSERT INTO lock (name, seq, token) VALUES (?1, 0, ?2)",
@@ -194,8 +207,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Goes on where the last sweep, of whichever process, ended.
-    pub(super) fn sweep_idle_names(&mut self, older_than: u64) -> Sql<()> {
+    /// Continues where the last sweep of any process ended.
+    pub(super) fn sweep_idle_names(&mut self, older_than: u64) -> SqlResult<()> {
         let from: String = self.db.query_row("SELECT swept FROM home", [], |row| row.get(0))?;
         let last: Option<String> = self.db.query_row(
             "SELECT max(name) FROM (SELECT name FROM lock WHERE name > ?1 ORDER BY name LIMIT ?2)",
@@ -203,8 +216,8 @@ impl Transaction<'_> {
             |row| row.get(0),
         )?;
         if let Some(last) = &last {
-            // Claims are removed by who comes next; but nobody comes to a name that is not used any
-            // more.
+            // Lapsed claims are removed by the next request for the name, but an unused name gets
+            // no request.
             self.db.execute(
                 "DELETE FROM lock WHERE seq > 0 AND name > ?1 AND name <= ?2 AND CASE
                  WHEN expires IS NULL THEN seen > ?3 OR seen < ?4
@@ -213,7 +226,7 @@ impl Transaction<'_> {
                     from,
                     last,
                     int(self.now),
-                    int(self.now.saturating_sub(nanos(UNSEEN_FOR_LONG)))
+                    int(self.now.saturating_sub(nanos(SWEEP_WAITERS_AFTER)))
                 ],
             )?;
             self.db.execute(
@@ -226,7 +239,7 @@ impl Transaction<'_> {
         self.db.execute("UPDATE home SET swept = ?1", [last.unwrap_or_default()]).map(|_| ())
     }
 
-    pub(super) fn insert_holder(&mut self, claim: &Claim, queue: &Queue) -> Sql<Grant> {
+    pub(super) fn insert_holder(&mut self, claim: &Claim, queue: &LockQueue) -> SqlResult<Grant> {
         let seq = queue.last_seq() + 1;
         let token = next_token(queue.fence.unwrap_or(0), claim.floor.map(Token::get));
         let expires = self.now.saturating_add(nanos(claim.ttl));
@@ -236,7 +249,7 @@ impl Transaction<'_> {
         Ok(self.grant(seq, token, expires, claim.ttl))
     }
 
-    pub(super) fn insert_waiter(&mut self, claim: &Claim) -> Sql<i64> {
+    pub(super) fn insert_waiter(&mut self, claim: &Claim) -> SqlResult<i64> {
         let seq = self
             .db
             .prepare_cached("SELECT max(seq) FROM lock WHERE name = ?1")?
@@ -252,7 +265,7 @@ impl Transaction<'_> {
         seq: i64,
         token: u64,
         expires: Option<u64>,
-    ) -> Sql<()> {
+    ) -> SqlResult<()> {
         self.changed = true;
         self.db
             .prepare_cached(
@@ -279,7 +292,7 @@ impl Transaction<'_> {
             .map(|_| ())
     }
 
-    pub(super) fn delete(&mut self, name: &Name, seq: i64) -> Sql<()> {
+    pub(super) fn delete(&mut self, name: &Name, seq: i64) -> SqlResult<()> {
         self.changed = true;
         self.db
             .prepare_cached("DELETE FROM lock WHERE name = ?1 AND seq = ?2")?
@@ -287,9 +300,9 @@ impl Transaction<'_> {
             .map(|_| ())
     }
 
-    /// Where the claim is, and whether it holds. Reads all claims of the name; only who queues, or
-    /// leaves without having held, comes here.
-    pub(super) fn find(&self, claim: &Claim) -> Sql<Option<(i64, bool)>> {
+    /// The position of the claim, and whether it holds. Reads all claims of the name, so it is used
+    /// only by claims that queue, or leave without having held.
+    pub(super) fn find(&self, claim: &Claim) -> SqlResult<Option<(i64, bool)>> {
         self.db
             .prepare_cached(
                 "SELECT seq, expires IS NOT NULL FROM lock WHERE name = ?1 AND seq > 0 AND id = ?2",
@@ -301,26 +314,31 @@ impl Transaction<'_> {
     }
 
     /// The claim's row, if it holds the lock by `grant`.
-    pub(super) fn held(&self, claim: &Claim, grant: &Grant) -> Sql<Option<ClaimRow>> {
+    pub(super) fn held(&self, claim: &Claim, grant: &Grant) -> SqlResult<Option<ClaimRow>> {
         let row = self.holding(claim, seq_of(grant))?;
         Ok(row.filter(|row| is_held_by(row, claim, grant)))
     }
 
     /// The claim's row at `seq`, if it is there and holds the lock.
-    pub(super) fn holding(&self, claim: &Claim, seq: i64) -> Sql<Option<ClaimRow>> {
+    pub(super) fn holding(&self, claim: &Claim, seq: i64) -> SqlResult<Option<ClaimRow>> {
         let row = self
             .db
             .prepare_cached(select_claims!("WHERE name = ?1 AND seq = ?2 AND seq > 0"))?
             .query_row(params![claim.name.as_str(), seq], ClaimRow::read)
             .optional()?;
-        let lasts = |row: &ClaimRow| row.expires.is_some_and(|ends| self.lasts(ends, row.ttl));
-        Ok(row.filter(|row| row.id == claim.id && lasts(row)))
+        let runs = |row: &ClaimRow| row.expires.is_some_and(|ends| self.lease_runs(ends, row.ttl));
+        Ok(row.filter(|row| row.id == claim.id && runs(row)))
     }
 
-    /// Where the claim waits, if it still does.
-    pub(super) fn place_of(&self, claim: &Claim, seq: i64, queue: &Queue) -> Sql<Option<Place>> {
-        if let Some(first) = queue.refused.as_ref().filter(|first| first.id == claim.id) {
-            return Ok(Some(Place { before: None, seen: first.seen }));
+    /// Where the claim waits, if it still waits.
+    pub(super) fn position_of(
+        &self,
+        claim: &Claim,
+        seq: i64,
+        queue: &LockQueue,
+    ) -> SqlResult<Option<Position>> {
+        if let Some(first) = queue.first_waiter.as_ref().filter(|first| first.id == claim.id) {
+            return Ok(Some(Position { before: None, seen: first.seen }));
         }
         let mut statement = self.db.prepare_cached(select_claims!(
             "WHERE name = ?1 AND seq > 0 AND seq <= ?2 ORDER BY seq DESC LIMIT 2"
@@ -330,17 +348,17 @@ impl Transaction<'_> {
             Some(row) if id_at(row, 2)? == claim.id => {
                 let seen = optional(row, 10)?;
                 let before = rows.next()?.map(ClaimRow::read).transpose()?;
-                Ok(before.map(|before| Place { before: Some(before), seen }))
+                Ok(before.map(|before| Position { before: Some(before), seen }))
             }
             _ => Ok(None),
         }
     }
 
-    /// Removes those whose processes died: the holders, and the first waiter.
-    pub(super) fn bury_the_dead(&mut self, name: &Name, queue: &Queue) -> Sql<bool> {
+    /// Removes the holders, and the first waiter, whose processes died. Whether there were any.
+    pub(super) fn remove_dead(&mut self, name: &Name, queue: &LockQueue) -> SqlResult<bool> {
         let mut any = false;
-        for claim in queue.holders.iter().chain(&queue.refused) {
-            any |= self.bury_if_dead(name, claim)?;
+        for claim in queue.holders.iter().chain(&queue.first_waiter) {
+            any |= self.remove_if_dead(name, claim)?;
         }
         Ok(any)
     }
@@ -350,30 +368,30 @@ impl Transaction<'_> {
         match claim.expires {
             // A detached hold outlives its process; a wait does not.
             Some(_) => !claim.detached && dead(),
-            None => dead() || self.is_unseen(claim.seen, &claim.process),
+            None => dead() || self.has_timed_out(claim.seen, &claim.process),
         }
     }
 
-    pub(super) fn bury_if_dead(&mut self, name: &Name, claim: &ClaimRow) -> Sql<bool> {
+    pub(super) fn remove_if_dead(&mut self, name: &Name, claim: &ClaimRow) -> SqlResult<bool> {
         if !self.is_gone(claim) {
             return Ok(false);
         }
         self.delete(name, claim.seq)?;
-        // Its client may live: another process can stand in for it.
-        let letter = match claim.expires {
-            Some(_) => Letter::Lost(claim.id, LossReason::Forgotten),
-            None => Letter::Look(claim.id),
+        // Its client may be alive, if another process is recorded as the holder.
+        let message = match claim.expires {
+            Some(_) => Message::Lost(claim.id, LossReason::Forgotten),
+            None => Message::Look(claim.id),
         };
-        self.post.push((claim.inbox.clone(), Post::Letter(letter)));
-        self.post.push((claim.inbox.clone(), Post::Bury));
+        self.after_commit.push((claim.inbox.clone(), AfterCommit::Send(message)));
+        self.after_commit.push((claim.inbox.clone(), AfterCommit::RemoveInbox));
         if claim.expires.is_none() {
             self.wake_waiter_after(name, claim.seq)?;
         }
         Ok(true)
     }
 
-    /// Who waited behind one that is gone has another one to watch.
-    pub(super) fn wake_waiter_after(&mut self, name: &Name, seq: i64) -> Sql<()> {
+    /// Wakes the waiter behind a claim that is gone: it has another claim to watch now.
+    pub(super) fn wake_waiter_after(&mut self, name: &Name, seq: i64) -> SqlResult<()> {
         let next = self
             .db
             .prepare_cached(
@@ -383,30 +401,8 @@ impl Transaction<'_> {
             .query_row(params![name.as_str(), seq], |row| Ok((id_at(row, 0)?, row.get(1)?)))
             .optional()?;
         if let Some((id, inbox)) = next {
-            self.post.push((inbox, Post::Letter(Letter::Look(id))));
+            self.after_commit.push((inbox, AfterCommit::Send(Message::Look(id))));
         }
-        Ok(())
-    }
-
-    /// Writes to all who watch the name, if something changed.
-    pub(super) fn tell_watchers(&mut self, name: &Name) -> Sql<()> {
-        if !std::mem::take(&mut self.changed) || !self.watched {
-            return Ok(());
-        }
-        let mut statement = self.db.prepare_cached("SELECT inbox, exact, scope FROM watcher")?;
-        let mut rows = statement.query([])?;
-        let mut told = Vec::new();
-        while let Some(row) = rows.next()? {
-            let (exact, scope) = (row.get(1)?, row.get_ref(2)?.as_str()?);
-            let covers =
-                if exact { name.as_str() == scope } else { name.as_str().starts_with(scope) };
-            let inbox: String = row.get(0)?;
-            if covers && !told.contains(&inbox) {
-                told.push(inbox);
-            }
-        }
-        let letters = told.into_iter().map(|i| (i, Post::Letter(Letter::Changed(name.clone()))));
-        self.post.extend(letters);
         Ok(())
     }
 

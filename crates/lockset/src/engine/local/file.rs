@@ -1,26 +1,26 @@
-//! Where the file is, and whether it may be there.
+//! Where the file is, and whether it may be used there.
 
 use std::fs::{DirBuilder, Metadata, OpenOptions, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::{failed, failed_by};
+use super::{error_from, error_of};
 use crate::error::{Error, Result};
 
-/// A file, and which one it was when it was opened.
+/// The path of the file, and which file it was when it was opened.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct LockFile {
     path: PathBuf,
     device: u64,
     inode: u64,
 }
 
-impl Place {
+impl LockFile {
     /// Finds or creates the file. It is empty if it is new.
     ///
-    /// An existing file is only looked at, never opened: closing a second descriptor of it would
-    /// drop the locks that another client of this process has on it.
+    /// An existing file is not opened, only examined by its path: closing a second descriptor of it
+    /// would drop the locks that another client of this process has on it.
     pub(super) fn prepare(path: Option<&Path>, mode: u32) -> Result<Self> {
         let path = match path {
             Some(path) => path.to_owned(),
@@ -30,9 +30,9 @@ impl Place {
             }
         };
         let path = canonical(&path)?;
-        refuse_network(&path)?;
+        check_not_network(&path)?;
         match OpenOptions::new().write(true).create_new(true).mode(mode).open(&path) {
-            // The umask may have taken away what was asked for.
+            // The umask may have removed some of the permissions.
             Ok(file) => file
                 .set_permissions(Permissions::from_mode(mode))
                 .map_err(|error| unusable(&path, error))?,
@@ -43,11 +43,11 @@ impl Place {
             .map_err(|error| unusable(&path, error.into()))?;
         let found = path.metadata().map_err(|error| unusable(&path, error))?;
         if !found.is_file() {
-            return Err(failed(format!("{} is not a file", path.display())));
+            return Err(error_of(format!("{} is not a file", path.display())));
         }
-        refuse_links(&path, &found)?;
+        check_links(&path, &found)?;
         if is_mount_point(&path) {
-            return Err(failed(format!(
+            return Err(error_of(format!(
                 "{} is mounted by itself from elsewhere, where its log is another one; mount the \
                  folder that it is in",
                 path.display()
@@ -67,7 +67,7 @@ impl Place {
         &self.path
     }
 
-    /// Whether the path leads to no file any more, or to another one.
+    /// Whether the path leads to no file any more, or to another file.
     pub(super) fn is_gone(&self) -> bool {
         match self.path.metadata() {
             Ok(now) => !self.is(&now),
@@ -79,28 +79,28 @@ impl Place {
         (found.dev(), found.ino()) == (self.device, self.inode)
     }
 
-    /// Fails if the path no longer leads to the file that was opened: who opens it now would find
-    /// another set of locks.
-    pub(super) fn unchanged(&self) -> Result<()> {
+    /// Fails if the path no longer leads to the file that was opened: a client that opens it now
+    /// finds another set of locks.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
         let what = match self.path.metadata() {
-            Ok(now) if self.is(&now) => return refuse_links(&self.path, &now),
+            Ok(now) if self.is(&now) => return check_links(&self.path, &now),
             Ok(_) => "was replaced by another file",
             Err(_) => "was deleted or moved",
         };
         let path = self.path.display();
-        Err(failed(format!(
+        Err(error_of(format!(
             "{path} {what} while it was open, and its locks with it; open it again"
         )))
     }
 }
 
-/// SQLite's log lies beside the path by which the file was opened. So who comes by another path has
-/// another log, and another set of locks.
-fn refuse_links(path: &Path, found: &Metadata) -> Result<()> {
+/// SQLite's log is beside the path by which the file was opened. So a client that uses another path
+/// has another log, and another set of locks.
+fn check_links(path: &Path, found: &Metadata) -> Result<()> {
     match found.nlink() {
         0 | 1 => Ok(()),
-        links => Err(failed(format!(
-            "{} has {links} names (hard links), and who uses another one would not see its locks; \
+        links => Err(error_of(format!(
+            "{} has {links} names (hard links), and clients that use another one would not see its locks; \
              remove the others, or name another file",
             path.display()
         ))),
@@ -142,14 +142,14 @@ fn is_listed(path: &Path, mounts: &[u8]) -> bool {
         .any(|line| line.split(|byte| *byte == b' ').nth(4) == Some(&escaped))
 }
 
-/// In the user's state folder, which needs no `HOME` under cron: the password file knows it too.
+/// In the user's state folder. Under cron it needs no `HOME`: the password file has it too.
 fn default_path(state: Option<PathBuf>, home: Option<PathBuf>) -> Result<PathBuf> {
     let state = match (state, home) {
         (Some(state), _) if state.is_absolute() => state,
         (_, Some(home)) if home.is_absolute() => {
-            // It would be created by root, for a user or container that was never to have one.
+            // Root would create it for a user or container that is meant to have none.
             if !home.is_dir() {
-                return Err(failed(format!(
+                return Err(error_of(format!(
                     "the home folder {} does not exist; name a file, as in `local:/path/file.db`",
                     home.display()
                 )));
@@ -158,7 +158,7 @@ fn default_path(state: Option<PathBuf>, home: Option<PathBuf>) -> Result<PathBuf
         }
         _ => {
             let what = "this user has no home folder; name a file, as in `local:/path/file.db`";
-            return Err(failed(what));
+            return Err(error_of(what));
         }
     };
     let folder = state.join("lockset");
@@ -177,7 +177,7 @@ fn canonical(path: &Path) -> Result<PathBuf> {
         _ => Path::new("."),
     };
     let name =
-        path.file_name().ok_or_else(|| failed(format!("{} names no file", path.display())))?;
+        path.file_name().ok_or_else(|| error_of(format!("{} names no file", path.display())))?;
     let folder = folder.canonicalize().map_err(|error| unusable(folder, error))?;
     Ok(folder.join(name))
 }
@@ -193,15 +193,15 @@ fn unusable(path: &Path, error: std::io::Error) -> Error {
             format!("{path} may not be read and written by this user; name another file")
         }
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            return failed_by(format!("no room for {path}; free some space"), true, error);
+            return error_from(format!("no room for {path}; free some space"), true, error);
         }
         _ => format!("{path} cannot be used"),
     };
-    failed_by(what, false, error)
+    error_from(what, false, error)
 }
 
 #[cfg(target_os = "linux")]
-fn refuse_network(path: &Path) -> Result<()> {
+fn check_not_network(path: &Path) -> Result<()> {
     let folder = path.parent().unwrap_or(path);
     let kind = rustix::fs::statfs(folder).map_err(|error| unusable(folder, error.into()))?.f_type;
     let device = folder.metadata().map_err(|error| unusable(folder, error))?.dev();
@@ -209,7 +209,7 @@ fn refuse_network(path: &Path) -> Result<()> {
     // The magic numbers are 32 bits wide; where the field is signed, some look negative.
     match network_file_system(kind as u32, device, mounts) {
         None => Ok(()),
-        Some(system) => Err(failed(format!(
+        Some(system) => Err(error_of(format!(
             "{} is on a network file system ({system}), where locks of one machine are not seen \
              by the others; name a file on a local disk, or use a server",
             path.display()
@@ -218,7 +218,7 @@ fn refuse_network(path: &Path) -> Result<()> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn refuse_network(_path: &Path) -> Result<()> {
+fn check_not_network(_path: &Path) -> Result<()> {
     Ok(())
 }
 
@@ -269,8 +269,8 @@ const NETWORK_FUSE: &[&str] = &[
     "dfs",
 ];
 
-/// The network file system this is, if it is one. FUSE covers local and remote ones alike; which
-/// it is stands in the list of mounts.
+/// The name of the network file system, if it is one. FUSE has local and remote file systems; the
+/// list of mounts shows which one it is.
 fn network_file_system(kind: u32, device: u64, mounts: impl Fn() -> String) -> Option<String> {
     if kind != FUSE {
         return NETWORK.iter().find(|(magic, _)| *magic == kind).map(|(_, name)| (*name).into());
@@ -296,9 +296,9 @@ mod tests {
     #[test]
     fn a_home_folder_that_is_missing_is_not_created() {
         let folder = tempfile::tempdir().unwrap();
-        let home = folder.path().join("nobody");
+        let home = folder.path().join("missing");
         let refused = default_path(None, Some(home.clone())).unwrap_err().to_string();
-        assert!(refused.contains("nobody does not exist; name a file"), "{refused}");
+        assert!(refused.contains("missing does not exist; name a file"), "{refused}");
         assert!(!home.exists(), "it was created");
         let path = default_path(None, Some(folder.path().to_owned())).unwrap();
         assert_eq!(path, folder.path().join(".local/state/lockset/lockset.db"));
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn network_file_systems_are_told_from_local_ones() {
+    fn network_file_systems_are_distinguished_from_local_ones() {
         let on = |kind, minor| {
             network_file_system(kind, rustix::fs::makedev(0, minor), || MOUNTS.to_owned())
         };

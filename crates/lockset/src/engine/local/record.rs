@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use rusqlite::Row;
 use rusqlite::types::Type;
 
-use super::store::Sql;
+use super::store::SqlResult;
 use crate::engine::{ClaimId, Grant, Mode};
 use crate::error::Error;
 
-/// The columns that [`ClaimRow::read`] reads, of the rows chosen by the rest of the statement.
+/// The columns that [`ClaimRow::read`] reads, of the rows that the rest of the statement selects.
 macro_rules! select_claims {
     ($which:literal) => {
         concat!(
@@ -22,7 +22,7 @@ macro_rules! select_claims {
 
 pub(super) use select_claims;
 
-/// One claim, as far as it matters to others.
+/// One claim, as far as other claims depend on it.
 pub(super) struct ClaimRow {
     pub(super) seq: i64,
     pub(super) token: u64,
@@ -38,7 +38,7 @@ pub(super) struct ClaimRow {
 }
 
 impl ClaimRow {
-    pub(super) fn read(row: &Row<'_>) -> Sql<Self> {
+    pub(super) fn read(row: &Row<'_>) -> SqlResult<Self> {
         Ok(Self {
             seq: row.get(0)?,
             token: unsigned(row, 1)?,
@@ -55,7 +55,7 @@ impl ClaimRow {
     }
 }
 
-/// A key that is not ours leads to no claim.
+/// The row that a grant names. A key of another engine matches no row.
 pub(super) fn seq_of(grant: &Grant) -> i64 {
     grant.key.as_slice().try_into().map_or(-1, i64::from_be_bytes)
 }
@@ -65,15 +65,15 @@ pub(super) fn int(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-pub(super) fn unsigned(row: &Row<'_>, column: usize) -> Sql<u64> {
+pub(super) fn unsigned(row: &Row<'_>, column: usize) -> SqlResult<u64> {
     row.get::<_, i64>(column).map(|value| u64::try_from(value).unwrap_or(0))
 }
 
-pub(super) fn optional(row: &Row<'_>, column: usize) -> Sql<Option<u64>> {
+pub(super) fn optional(row: &Row<'_>, column: usize) -> SqlResult<Option<u64>> {
     Ok(row.get::<_, Option<i64>>(column)?.map(|value| u64::try_from(value).unwrap_or(0)))
 }
 
-pub(super) fn id_at(row: &Row<'_>, column: usize) -> Sql<ClaimId> {
+pub(super) fn id_at(row: &Row<'_>, column: usize) -> SqlResult<ClaimId> {
     row.get(column).map(|bytes| ClaimId::from_bits(u128::from_be_bytes(bytes)))
 }
 
@@ -85,7 +85,7 @@ pub(super) fn written(mode: Mode) -> Cow<'static, str> {
     }
 }
 
-pub(super) fn mode_at(row: &Row<'_>, column: usize) -> Sql<Mode> {
+pub(super) fn mode_at(row: &Row<'_>, column: usize) -> SqlResult<Mode> {
     let permits = |text: &str| {
         let (take, limit) = text.split_once('/')?;
         Some(Mode::Permits { take: take.parse().ok()?, limit: limit.parse().ok()? })

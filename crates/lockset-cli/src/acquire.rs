@@ -1,4 +1,4 @@
-//! Taking a lock: which primitive, how patiently, and what a terminal shows meanwhile.
+//! Acquiring a lock: which primitive, how long to wait, and what a terminal shows meanwhile.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -8,28 +8,28 @@ use lockset::{Error, Guard, LockOptions, LockState, Lockset, Name, Note};
 use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
-use crate::args::{ModeArgs, Patience};
+use crate::args::{ModeArgs, WaitArgs};
 use crate::outage::EngineWait;
-use crate::output::{Failure, brief, by_with_note, code, complain};
+use crate::output::{Failure, brief, by_with_note, code, print_message};
 use crate::sys;
 
-/// No line is shown for a wait that is shorter than anybody notices.
-const UNNOTICED: Duration = Duration::from_millis(200);
+/// No line is shown for a shorter wait.
+const SHOW_AFTER: Duration = Duration::from_millis(200);
 
-/// What is asked for.
-pub(crate) struct Wish<'a> {
+/// The lock to acquire, and how.
+pub(crate) struct LockRequest<'a> {
     pub(crate) mode: ModeArgs,
     pub(crate) election: bool,
     pub(crate) options: LockOptions,
-    pub(crate) patience: &'a Patience,
+    pub(crate) wait_args: &'a WaitArgs,
 }
 
-/// Takes the lock, showing on a terminal what it waits for. An engine that fails for a while is
-/// waited for as well.
-pub(crate) async fn take(
+/// Acquires the lock, and shows on a terminal what it waits for. An engine that fails for a while
+/// is waited for as well.
+pub(crate) async fn acquire_lock(
     locks: &Lockset,
     name: &Name,
-    wish: &Wish<'_>,
+    request: &LockRequest<'_>,
     wait: &mut EngineWait,
     verbose: bool,
 ) -> Result<Guard, Failure> {
@@ -37,17 +37,17 @@ pub(crate) async fn take(
         let line = WaitLine::new(name);
         let granted = tokio::select! {
             biased;
-            granted = ask(locks, name, wish, wait.left()) => granted,
+            granted = request_lock(locks, name, request, wait.left()) => granted,
             never = line.show(locks, verbose) => match never {},
         };
-        // What comes next has a line of its own.
+        // The next message has a line of its own.
         drop(line);
         match granted {
             Ok(Some(guard)) => return Ok(guard),
-            Ok(None) => return Err(busy(locks, name, wish.patience).await),
+            Ok(None) => return Err(busy(locks, name, request.wait_args).await),
             Err(error @ Error::Timeout { .. }) => {
                 let mut failure = Failure::from(error);
-                failure.code = wish.patience.conflict_exit_code.unwrap_or(failure.code);
+                failure.code = request.wait_args.conflict_exit_code.unwrap_or(failure.code);
                 return Err(failure);
             }
             Err(error) => wait.pause_after(error).await?,
@@ -55,15 +55,15 @@ pub(crate) async fn take(
     }
 }
 
-async fn ask(
+async fn request_lock(
     locks: &Lockset,
     name: &Name,
-    wish: &Wish<'_>,
+    request: &LockRequest<'_>,
     wait: Option<Duration>,
 ) -> lockset::Result<Option<Guard>> {
-    let options = wish.options.clone();
-    let no_wait = wish.patience.no_wait;
-    if wish.election {
+    let options = request.options.clone();
+    let no_wait = request.wait_args.no_wait;
+    if request.election {
         let election = locks.election(name.as_str())?.with(options)?;
         return match wait {
             _ if no_wait => election.try_campaign().await,
@@ -71,16 +71,16 @@ async fn ask(
             None => election.campaign().await.map(Some),
         };
     }
-    if let Some(limit) = wish.mode.limit {
+    if let Some(limit) = request.mode.limit {
         let semaphore = locks.semaphore(name.as_str(), limit)?.with(options)?;
-        let permits = wish.mode.permits.unwrap_or(1);
+        let permits = request.mode.permits.unwrap_or(1);
         return match wait {
             _ if no_wait => semaphore.try_acquire(permits).await,
             Some(longest) => semaphore.acquire_within(permits, longest).await.map(Some),
             None => semaphore.acquire(permits).await.map(Some),
         };
     }
-    if wish.mode.shared {
+    if request.mode.shared {
         let rwlock = locks.rwlock(name.as_str())?.with(options)?;
         return match wait {
             _ if no_wait => rwlock.try_read().await,
@@ -96,13 +96,13 @@ async fn ask(
     }
 }
 
-async fn busy(locks: &Lockset, name: &Name, patience: &Patience) -> Failure {
+async fn busy(locks: &Lockset, name: &Name, wait_args: &WaitArgs) -> Failure {
     let holder = match locks.inspect(name.as_str()).await {
         Ok(state) => state.holders.first().map(|holder| format!(" by {}", by_with_note(holder))),
         Err(_) => None,
     };
     Failure::new(
-        patience.conflict_exit_code.unwrap_or(code::BUSY),
+        wait_args.conflict_exit_code.unwrap_or(code::BUSY),
         format!("`{name}` is held{}", holder.unwrap_or_default()),
     )
     .hint("leave out -n to wait for it, or wait a limited time with -w")
@@ -126,17 +126,17 @@ impl<'a> WaitLine<'a> {
     /// Shows the line until dropped.
     async fn show(&self, locks: &Lockset, verbose: bool) -> Never {
         let began = sys::now();
-        tokio::time::sleep(UNNOTICED).await;
+        tokio::time::sleep(SHOW_AFTER).await;
         if !self.on_terminal {
             if verbose && let Ok(state) = locks.inspect(self.name.as_str()).await {
-                complain(self.text(&state, sys::now() - began));
+                print_message(self.text(&state, sys::now() - began));
             }
             return std::future::pending().await;
         }
         let mut changes = locks.watch_name(self.name.as_str()).ok();
         let mut state = LockState::free(self.name.clone());
         loop {
-            // A watch that ended or failed is no reason to bother anybody: the wait goes on.
+            // If the watch ends or fails, the wait continues without it.
             let next = async {
                 match &mut changes {
                     Some(changes) => changes.next().await,
@@ -157,14 +157,14 @@ impl<'a> WaitLine<'a> {
     fn text(&self, state: &LockState, waited: Duration) -> String {
         let mut text = format!("waiting for {}: ", self.name);
         match &state.holders[..] {
-            [] => text += "nobody holds it now",
+            [] => text += "free now",
             [holder] => text += &format!("held by {}", by_with_note(holder)),
             [holder, others @ ..] => {
                 text += &format!("held by {} and {} more", by_with_note(holder), others.len());
             }
         }
         text += &format!(", {} so far", brief(Duration::from_secs(waited.as_secs())));
-        // What the library calls this process in its claims.
+        // The name of this process in its claims.
         let own = Note::new("").unwrap_or_default().by;
         if let Some(place) = state.waiters.iter().position(|waiter| *waiter.note.by == *own) {
             text += &format!(", place {} of {}", place + 1, state.waiters.len());
@@ -174,7 +174,7 @@ impl<'a> WaitLine<'a> {
 
     /// Never longer than the terminal is wide: a line that wraps cannot be rewritten.
     fn draw(&self, text: &str) {
-        // In the background the screen is somebody else's.
+        // In the background the terminal belongs to another process group.
         if tcgetpgrp(io::stderr()).is_ok_and(|group| group != getpgrp()) {
             return;
         }

@@ -1,4 +1,4 @@
-//! `ls`, `show`, `watch`, `break`: looking at locks, and taking them away.
+//! `ls`, `show`, `watch`, `break`: inspecting locks, and taking them away.
 
 use futures_util::StreamExt;
 use lockset::{Break, Holder};
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::args::{BreakArgs, ListArgs, ShowArgs};
 use crate::home::Home;
-use crate::output::{self, Failure, Paint, code, complain, print, print_json};
+use crate::output::{self, Failure, Paint, code, print, print_json, print_message};
 
 pub(crate) async fn list(args: &ListArgs, home: &Home) -> Result<(), Failure> {
     let locks = home.connect().await?;
@@ -20,7 +20,7 @@ pub(crate) async fn list(args: &ListArgs, home: &Home) -> Result<(), Failure> {
     }
 }
 
-/// Shows one lock; the exit code tells whether it is held.
+/// Shows one lock. The exit code says whether it is held.
 pub(crate) async fn show(args: &ShowArgs, home: &Home) -> Result<u8, Failure> {
     let locks = home.connect().await?;
     let state = locks.inspect(args.name.as_str()).await?;
@@ -35,29 +35,29 @@ pub(crate) async fn show(args: &ShowArgs, home: &Home) -> Result<u8, Failure> {
 pub(crate) async fn watch(args: &ListArgs, home: &Home) -> Result<(), Failure> {
     let locks = home.connect().await?;
     let mut changes = locks.watch(&args.prefix)?;
-    let mut trouble: Option<Failure> = None;
+    let mut failed: Option<Failure> = None;
     while let Some(state) = changes.next().await {
         let state = match state {
             Err(error) if error.is_retryable() => {
-                // Said once, until there is something to tell again.
-                if trouble.is_none() {
-                    trouble.insert(error.into()).print(|text| home.redact(text));
+                // Printed once, until a change was read again.
+                if failed.is_none() {
+                    failed.insert(error.into()).print(|text| home.redact(text));
                 }
                 continue;
             }
             state => state?,
         };
-        trouble = None;
+        failed = None;
         if args.json {
             print_json(&state)?;
         } else {
             print(output::line(&state, Paint::for_stdout()))?;
         }
     }
-    Err(trouble.unwrap_or_else(|| Failure::own("the engine has nothing more to tell")))
+    Err(failed.unwrap_or_else(|| Failure::own("the engine ended the watch")))
 }
 
-/// Takes a lock away; the exit code tells whether there was anything to take.
+/// Takes a lock away. The exit code says whether there was one to take away.
 pub(crate) async fn break_lock(args: &BreakArgs, home: &Home) -> Result<u8, Failure> {
     let locks = home.connect().await?;
     let how = if args.now { Break::Now } else { Break::WhenLeaseEnds };
@@ -66,15 +66,15 @@ pub(crate) async fn break_lock(args: &BreakArgs, home: &Home) -> Result<u8, Fail
     if args.json {
         print_json(&json!({ "name": args.name, "now": args.now, "holders": holders }))?;
     } else if holders.is_empty() {
-        complain(format_args!("`{}` is not held; nothing was done", args.name));
+        print_message(format_args!("`{}` is not held; nothing was done", args.name));
     } else {
         describe_break(args, &holders)?;
     }
     Ok(if is_broken { 0 } else { code::NOT_HELD })
 }
 
-/// A holder that is not lockset cannot be asked to give its lock back, and keeps it unless the
-/// engine can end its lease.
+/// A holder that is not lockset cannot be notified, and keeps its lock unless the engine can end
+/// its lease.
 fn is_left_alone(holder: &Holder) -> bool {
     holder.claim.is_none() && !holder.revoked
 }
@@ -87,7 +87,7 @@ fn describe_break(args: &BreakArgs, holders: &[Holder]) -> Result<(), Failure> {
             print(format_args!("{name} was taken from {who} at once\n"))?;
         } else if is_left_alone(holder) {
             print(format_args!(
-                "{name} is held by {who}, which is not lockset and cannot be told; --now takes it\n"
+                "{name} is held by {who}, which is not lockset and cannot be notified; --now takes it\n"
             ))?;
         } else {
             let left = output::brief(holder.left);
@@ -98,14 +98,14 @@ fn describe_break(args: &BreakArgs, holders: &[Holder]) -> Result<(), Failure> {
     }
     if args.now {
         return print(
-            "its holder may still be at work, for as long as it takes it to notice: until then two \
-             may act at once, and only a resource that checks fencing tokens is safe\n",
+            "its former holder may still be working until it notices; until then only a resource \
+             that checks fencing tokens is safe\n",
         );
     }
     match holders.iter().any(|holder| holder.claim.is_some()) {
-        true => {
-            print("its renewals are refused and it was told; until then it holds the lock alone\n")
-        }
+        true => print(
+            "its renewals are rejected and it was notified; until then it holds the lock alone\n",
+        ),
         false => Ok(()),
     }
 }
