@@ -240,7 +240,7 @@ pub(crate) struct ModeArgs {
 }
 
 /// The command, and how it is treated.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct JobArgs {
     #[command(flatten)]
     pub(crate) options: TermArgs,
@@ -276,7 +276,7 @@ pub(crate) struct JobArgs {
 }
 
 /// What is said to the engine about a claim.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct TermArgs {
     /// The lease: how long the lock outlives a crash where the engine cannot see it
     #[arg(long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]

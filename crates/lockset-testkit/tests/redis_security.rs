@@ -147,7 +147,7 @@ async fn a_password_is_used_and_never_shown() {
 
     let ours = client(&url).await;
     let guard = lock(&ours, "seen").await;
-    let options = RedisOptions { url: url.clone(), ..RedisOptions::default() };
+    let options = RedisOptions { url: url.parse().unwrap(), ..RedisOptions::default() };
     let engine = Redis::connect(options.clone()).await.unwrap();
     let builder = Lockset::builder(&url);
     assert_hidden(&format!("{ours:?} {guard:?} {builder:?} {options:?} {engine:?}"));
