@@ -65,7 +65,7 @@ The engine and its place; `local:` if not given:
   memory:                                this process alone
   rediss:// rediss+sentinel:// rediss+cluster:// redlocks:// etcds:// zks://   by TLS
 
-Port, db, prefix and chroot may be left out. A user is written `user@` before the hosts. A \
+Port, db, prefix and chroot may be left out. `?ttl=10s` sets the lease where --ttl is not given. A user is written `user@` before the hosts. A \
 password (`user:password@`) is never printed, but may be seen by others in the list of processes; \
 --password-file and LOCKSET_PASSWORD are not.";
 

@@ -353,6 +353,53 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_url_has_a_default_ttl_that_the_builder_replaces() {
+        for (builder, ttl) in [
+            (Lockset::builder("memory:"), 30),
+            (Lockset::builder("memory:?ttl=5s"), 5),
+            (Lockset::builder("memory:").option("ttl", "6s"), 6),
+            (Lockset::builder("memory:?ttl=5s").ttl(Duration::from_secs(7)), 7),
+        ] {
+            let locks = builder.connect().await.unwrap();
+            let guard = locks.mutex("m").unwrap().lock().await.unwrap();
+            assert_eq!(guard.ttl(), Duration::from_secs(ttl));
+        }
+    }
+
+    /// The test runs itself in processes with another environment.
+    #[tokio::test]
+    async fn the_environment_says_where_to_connect() {
+        const NAME: &str = "builder::tests::the_environment_says_where_to_connect";
+        if let Ok(expected) = std::env::var("EXPECTED_HOME") {
+            let home = match Builder::from_env() {
+                Ok(builder) => builder.connect().await.unwrap().home().to_owned(),
+                Err(error) => error.to_string(),
+            };
+            assert!(home.contains(&expected) && !home.contains("hunter2"), "{home}");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("password");
+        std::fs::write(&file, "hunter2\n").unwrap();
+        let file = file.to_str().unwrap();
+        for (url, password, password_file, expected) in [
+            ("memory:env-test", "", "", "memory:env-test"),
+            ("memory:env-test", "hunter2", "", "takes no password"),
+            ("redis://me:hunter2@h", "", file, "has a password already"),
+            ("redis://me@h", "hunter2", "/does/not/exist", "/does/not/exist"),
+            ("nonsense", "", "", "begins with one of"),
+        ] {
+            let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+            test.args(["--exact", NAME]).env("EXPECTED_HOME", expected);
+            test.env("LOCKSET_URL", url).env("LOCKSET_PASSWORD", password);
+            test.env("LOCKSET_PASSWORD_FILE", password_file);
+            let output = test.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_home_names_what_its_tokens_are_counted_from() {
         let home = |url: &'static str| async move {
             Lockset::connect(url).await.unwrap().home().to_owned()

@@ -1,8 +1,8 @@
 //! What the Redis engine expects of the `redis` crate beyond its documentation.
 //!
 //! The crate was once pinned to one version because of this. A pin makes Lockset unresolvable next
-//! to any crate that needs a newer version, so the expectations are tests instead. Run them with the
-//! lowest and with the newest allowed version; CONTRIBUTING has the commands.
+//! to any crate that needs a newer version, so the expectations are tests instead. Run them with
+//! the lowest and with the newest allowed version; CONTRIBUTING has the commands.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::{Read, Write};

@@ -148,6 +148,10 @@ impl RedisServers {
             "rediss" => true,
             _ => return Err(invalid(FORM)),
         };
+        // To connect to a wildcard address means to connect to this machine, by accident.
+        if hosts.iter().any(|(host, _)| matches!(host.as_str(), "0.0.0.0" | "::")) {
+            return Err(invalid("it names no host, but every address of this machine"));
+        }
         let [first, ..] = hosts.as_slice() else { return Err(invalid(FORM)) };
         let addr = match options.tls.read(is_tls, "rediss")? {
             None => ConnectionAddr::Tcp(first.0.clone(), first.1),
@@ -331,9 +335,17 @@ mod tests {
         (name.to_owned(), port)
     }
 
+    #[cfg(feature = "redis-tls")]
+    #[test]
+    fn tls_urls_are_parsed() {
+        for identity in ["rediss://h:77/3", "rediss+cluster://a:1,b:6379"] {
+            assert_eq!(parse(identity).unwrap().identity(), identity);
+        }
+    }
+
     #[test]
     fn every_form_of_url_is_parsed() {
-        let one = parse("rediss://user:pw@example.org/3").unwrap();
+        let one = parse("redis://user:pw@example.org/3").unwrap();
         assert_eq!(
             (one.deployment, one.hosts),
             (Deployment::Single, vec![host("example.org", 6379)])
@@ -351,9 +363,9 @@ mod tests {
     fn an_identity_names_its_servers_as_a_url_does() {
         for (url, identity) in [
             ("redis://user:pw@h", "redis://h:6379/0"),
-            ("rediss://h:77/3", "rediss://h:77/3"),
+            ("redis://h:77/3", "redis://h:77/3"),
             ("redis://[::1]/1", "redis://[::1]:6379/1"),
-            ("rediss+cluster://b,a:1", "rediss+cluster://a:1,b:6379"),
+            ("redis+cluster://b,a:1", "redis+cluster://a:1,b:6379"),
         ] {
             let servers = parse(url).unwrap();
             assert_eq!(servers.identity(), identity);
@@ -363,6 +375,41 @@ mod tests {
         let sentinel = parse("redis+sentinel://a,b/mine/2").unwrap().identity();
         assert_eq!(sentinel, "redis+sentinel:mine/2");
         assert!(parse(&sentinel).is_err());
+    }
+
+    #[cfg(not(feature = "redis-tls"))]
+    #[test]
+    fn tls_that_is_not_compiled_in_names_its_feature() {
+        for url in ["rediss://h", "rediss+sentinel://h/mine", "rediss+cluster://h"] {
+            let error = parse(url).unwrap_err().to_string();
+            assert!(error.contains("cargo feature `redis-tls`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_address_and_the_login_of_a_client_are_used() {
+        let client = Client::open("redis://me:hunter2@cache.example:77/3").unwrap();
+        let options = RedisOptions { client: Some(client), ..RedisOptions::default() };
+        let servers = RedisServers::new(&options).unwrap();
+        assert_eq!(servers.identity(), "redis://cache.example:77/3");
+        let settings = servers.template.redis_settings();
+        assert_eq!((settings.username(), settings.password()), (Some("me"), Some("hunter2")));
+        assert_eq!(settings.protocol(), redis::ProtocolVersion::RESP3);
+        let socket = ConnectionAddr::Unix("/run/redis.sock".into());
+        let client = Some(Client::open(socket.into_connection_info().unwrap()).unwrap());
+        let options = RedisOptions { client, ..RedisOptions::default() };
+        assert!(matches!(RedisServers::new(&options), Err(Error::Unsupported { .. })));
+    }
+
+    #[cfg(feature = "redis-tls")]
+    #[test]
+    fn the_tls_settings_of_a_client_are_used() {
+        let client = Client::open("rediss://cache.example/#insecure").unwrap();
+        let options = RedisOptions { client: Some(client), ..RedisOptions::default() };
+        let servers = RedisServers::new(&options).unwrap();
+        assert_eq!(servers.identity(), "rediss://cache.example:6379/0");
+        let info = with_address(&servers.template, &host("other.example", 1));
+        assert!(matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }));
     }
 
     /// A sentinel that reports the master's port and epoch after a delay.
@@ -410,7 +457,14 @@ mod tests {
 
     #[test]
     fn invalid_urls_are_refused_without_showing_secrets() {
-        for url in ["redis://a,b", "redis+sentinel://a", "redis+raft://a", "redis:a", "redis://"] {
+        for url in [
+            "redis://a,b",
+            "redis+sentinel://a",
+            "redis+raft://a",
+            "redis:a",
+            "redis://",
+            "redis://[::]",
+        ] {
             let refusal = parse(url).unwrap_err().to_string();
             assert!(refusal.contains("(not shown)"), "{refusal}");
         }
