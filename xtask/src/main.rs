@@ -65,20 +65,33 @@ fn test() -> Outcome {
     tests.and(examples)
 }
 
-/// A feature adds, it never changes: each must build without the others, and what is left out says
-/// how to get it.
+/// A feature adds, it never changes: each must build without the others, each engine also with each
+/// other engine, and what is left out says how to get it.
 fn features_by_themselves(counts: &mut Counts) -> Outcome {
-    for features in ["local", "redis", "etcd", "zookeeper", "blocking"] {
-        cargo(&["check", "-q", "-p", "lockset", "--no-default-features", "--features", features])?;
+    let check = |features: &str| {
+        cargo(&["check", "-q", "-p", "lockset", "--no-default-features", "--features", features])
+    };
+    let engines = ["local", "redis", "etcd", "zookeeper"];
+    for (index, one) in engines.iter().enumerate() {
+        check(one)?;
+        for other in &engines[index + 1..] {
+            check(&format!("{one},{other}"))?;
+        }
     }
-    cargo::count_tests(&["test", "-p", "lockset", "--no-default-features", "--lib"], counts)
+    for other in ["redis-tls", "blocking", "metrics"] {
+        check(other)?;
+    }
+    let tests = ["test", "-p", "lockset", "--no-default-features", "--lib"];
+    cargo::count_tests(&tests, counts)?;
+    // Without TLS.
+    cargo::count_tests(&[&tests[..], &["--features", "redis", "redis::connect"]].concat(), counts)
 }
 
 /// Examples run as they are printed; each ends by itself and fails by its exit code.
 fn examples(counts: &mut Counts) -> Outcome {
     for package in ["lockset", "lockset-testkit"] {
         for name in examples_of(package)? {
-            match cargo(&["run", "-q", "-p", package, "--example", &name]) {
+            match cargo(&["run", "-q", "-p", package, "--all-features", "--example", &name]) {
                 Ok(()) => counts.passed += 1,
                 Err(why) => {
                     counts.failed += 1;

@@ -30,7 +30,8 @@ const TRIES: usize = 500;
 pub(crate) fn hand_off_and_cancel(server: &Server, pace: Pace, table: &mut Table) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let options = RedisOptions { url: server.url(), ..RedisOptions::default() };
+        let options =
+            RedisOptions { url: server.url().parse().unwrap(), ..RedisOptions::default() };
         let engine: Arc<dyn Engine> = Arc::new(Redis::connect(options).await.unwrap());
         let mut groups =
             [Contenders::gather(&engine, FEW).await, Contenders::gather(&engine, MANY).await];

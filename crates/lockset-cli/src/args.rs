@@ -65,7 +65,8 @@ The engine and its address; `local:` if not given:
   memory:                                this process alone
   rediss:// rediss+sentinel:// rediss+cluster:// redlocks:// etcds:// zks://   by TLS
 
-Port, db, prefix and chroot may be left out. A user is written `user@` before the hosts. A \
+Port, db, prefix and chroot may be left out. `?ttl=10s` sets the lease where --ttl is not \
+given. A user is written `user@` before the hosts. A \
 password (`user:password@`) is never printed, but others may see it in the list of processes; \
 --password-file and LOCKSET_PASSWORD avoid that.";
 
@@ -241,7 +242,7 @@ pub(crate) struct ModeArgs {
 }
 
 /// The command, and how it is run and ended.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct JobArgs {
     #[command(flatten)]
     pub(crate) options: TermArgs,
@@ -277,7 +278,7 @@ pub(crate) struct JobArgs {
 }
 
 /// Options of a claim.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct TermArgs {
     /// The lease: how long the lock outlives a crash that the engine cannot see
     #[arg(long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]

@@ -31,14 +31,15 @@ const EXIT_TIMEOUT_WHEN_LOST: Duration = Duration::from_millis(600);
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Failure> {
-    check_grace(&args.job, false)?;
+    let job = &with_url_ttl(&args.job, home)?;
+    check_grace(job, false)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
         let mut wait = EngineWait::new(home, &args.wait_args);
-        let mut session = Session::open(prepared, &mut wait, &args.job).await?;
-        let request = request(args.mode, &args.wait_args, &args.job);
-        let outcome = match session.check_grace(&args.job) {
-            Ok(()) => session.once(&args.name, &request, wait, &args.job, verbose).await,
+        let mut session = Session::open(prepared, &mut wait, job).await?;
+        let request = request(args.mode, &args.wait_args, job);
+        let outcome = match session.check_grace(job) {
+            Ok(()) => session.once(&args.name, &request, wait, job, verbose).await,
             Err(failure) => Err(failure),
         };
         session.close().await;
@@ -47,13 +48,14 @@ pub(crate) fn run(args: &RunArgs, home: &Home, verbose: bool) -> Result<u8, Fail
 }
 
 pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, Failure> {
-    check_grace(&args.job, false)?;
+    let job = &with_url_ttl(&args.job, home)?;
+    check_grace(job, false)?;
     let prepared = Prepared::begin()?;
     crate::runtime()?.block_on(async {
         let mut wait = EngineWait::new(home, &args.wait_args);
-        let mut session = Session::open(prepared, &mut wait, &args.job).await?;
-        let outcome = match session.check_grace(&args.job) {
-            Ok(()) => campaign_repeatedly(&mut session, args, home, wait, verbose).await,
+        let mut session = Session::open(prepared, &mut wait, job).await?;
+        let outcome = match session.check_grace(job) {
+            Ok(()) => campaign_repeatedly(&mut session, args, job, home, wait, verbose).await,
             Err(failure) => Err(failure),
         };
         session.close().await;
@@ -64,16 +66,17 @@ pub(crate) fn elect(args: &ElectArgs, home: &Home, verbose: bool) -> Result<u8, 
 async fn campaign_repeatedly(
     session: &mut Session,
     args: &ElectArgs,
+    job: &JobArgs,
     home: &Home,
     mut wait: EngineWait,
     verbose: bool,
 ) -> Result<Outcome, Failure> {
     let request =
-        LockRequest { election: true, ..request(ModeArgs::default(), &args.wait_args, &args.job) };
+        LockRequest { election: true, ..request(ModeArgs::default(), &args.wait_args, job) };
     session.announce = Some(if args.json { Announce::Json } else { Announce::Text });
     loop {
         let began = sys::now();
-        let outcome = session.once(&args.name, &request, wait, &args.job, verbose).await?;
+        let outcome = session.once(&args.name, &request, wait, job, verbose).await?;
         if args.once || outcome.asked_to_end || outcome.never_ran {
             return Ok(outcome);
         }
@@ -93,6 +96,16 @@ fn request<'a>(mode: ModeArgs, wait_args: &'a WaitArgs, job: &JobArgs) -> LockRe
     }
     let note = job.options.note.clone().unwrap_or_default();
     LockRequest { mode, election: false, options: options.note(note), wait_args }
+}
+
+/// The ttl of the URL is used if none is given. The hold may be limited to less.
+fn with_url_ttl(job: &JobArgs, home: &Home) -> Result<JobArgs, Failure> {
+    let mut job = job.clone();
+    if job.options.ttl.is_none() {
+        let shortened = |ttl| job.max_hold.map_or(ttl, |longest| longest.min(ttl));
+        job.options.ttl = home.ttl()?.map(shortened);
+    }
+    Ok(job)
 }
 
 /// `--max-hold` below the default lease implies a shorter lease.

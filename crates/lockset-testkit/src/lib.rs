@@ -120,3 +120,9 @@ pub mod suite;
 pub use laws::Law;
 pub use lock_kind::LockKind;
 pub use stage::{Need, Stage, Time};
+
+/// The code of the README, compiled with the other examples. It is here because the library is
+/// published without the workspace.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -23,7 +23,7 @@ async fn client(server: &EtcdServers) -> Lockset {
 }
 
 async fn engine(server: &EtcdServers) -> Etcd {
-    let options = EtcdOptions { url: server.url("p"), ..EtcdOptions::default() };
+    let options = EtcdOptions { url: server.url("p").parse().unwrap(), ..EtcdOptions::default() };
     Etcd::connect(options).await.unwrap()
 }
 
@@ -109,7 +109,11 @@ async fn an_unpolled_future_does_not_stall_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nested_raw_names_requested_together_never_have_two_holders() {
     let server = EtcdServers::start(1);
-    let raw = |url| EtcdOptions { url, raw_names: true, ..EtcdOptions::default() };
+    let raw = |url: String| EtcdOptions {
+        url: url.parse().unwrap(),
+        raw_names: true,
+        ..EtcdOptions::default()
+    };
     let ours = Etcd::connect(raw(server.url("p"))).await.unwrap();
     let theirs = Etcd::connect(raw(server.url("p"))).await.unwrap();
     let held = claim("a");

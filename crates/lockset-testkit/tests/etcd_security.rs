@@ -262,7 +262,7 @@ async fn a_password_is_used_and_never_shown() {
     let url = url_of(&server, &format!("worker:{escaped}"), "p");
     let ours = client(&url).await;
     let guard = lock(&ours, "seen").await;
-    let options = EtcdOptions { url: url.clone(), ..EtcdOptions::default() };
+    let options = EtcdOptions { url: url.parse().unwrap(), ..EtcdOptions::default() };
     let engine = Etcd::connect(options.clone()).await.unwrap();
     let builder = Lockset::builder(&url);
     // Nothing of a login is shown: neither the password nor the token, which is as good.

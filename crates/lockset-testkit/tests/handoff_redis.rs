@@ -133,7 +133,8 @@ async fn play(server: Arc<RedisServer>, seed: u64, rules: Rules, has_courtesy: b
 /// With courtesy no play is so long that it comes by itself.
 async fn connect(server: &RedisServer, has_courtesy: bool) -> Arc<Redis> {
     let courtesy = has_courtesy.then_some(Duration::from_secs(60));
-    let options = RedisOptions { url: server.url(), courtesy, ..RedisOptions::default() };
+    let options =
+        RedisOptions { url: server.url().parse().unwrap(), courtesy, ..RedisOptions::default() };
     Arc::new(Redis::connect(options).await.unwrap())
 }
 

@@ -21,7 +21,9 @@ fn claim(name: &str) -> Claim {
 }
 
 async fn engine(url: &str) -> Redis {
-    Redis::connect(RedisOptions { url: url.to_owned(), ..RedisOptions::default() }).await.unwrap()
+    Redis::connect(RedisOptions { url: url.parse().unwrap(), ..RedisOptions::default() })
+        .await
+        .unwrap()
 }
 
 /// A release that travels in a contenders beside a name with a mark.
@@ -114,7 +116,11 @@ async fn a_server_that_was_a_replica_reuses_no_token() {
 async fn a_dead_waiter_with_an_open_connection_delays_by_the_requested_first_lease() {
     let server = RedisServer::start();
     let first_lease = Duration::from_secs(1);
-    let options = || RedisOptions { url: server.url(), first_lease, ..RedisOptions::default() };
+    let options = || RedisOptions {
+        url: server.url().parse().unwrap(),
+        first_lease,
+        ..RedisOptions::default()
+    };
     let (ours, dead) = (engine(&server.url()).await, Redis::connect(options()).await.unwrap());
     let (first, second, third) = (claim("n"), claim("n"), claim("n"));
     let held = ours.acquire(&first, Wait::No).await.unwrap().granted().unwrap();
@@ -167,7 +173,7 @@ async fn fence_lost(natural: bool, keep: bool) -> (bool, Duration, Vec<lockset::
     let server = RedisServer::start();
     let idle = if natural { 1 } else { 7 * 86_400 };
     let options = RedisOptions {
-        url: server.url(),
+        url: server.url().parse().unwrap(),
         fence_idle: Duration::from_secs(idle),
         ..RedisOptions::default()
     };
@@ -446,8 +452,11 @@ async fn a_raise_may_be_repeated() {
 async fn a_name_that_collides_with_an_auxiliary_key_is_refused() {
     let server = RedisServer::start();
     for (prefix, name, beside) in [("", "x", "{x}:fence"), ("{app}:", "x", "{app}:x:fence")] {
-        let options =
-            RedisOptions { url: server.url(), prefix: prefix.into(), ..RedisOptions::default() };
+        let options = RedisOptions {
+            url: server.url().parse().unwrap(),
+            prefix: prefix.into(),
+            ..RedisOptions::default()
+        };
         let redis = Redis::connect(options).await.unwrap();
         let refused = redis.acquire(&claim(beside), Wait::No).await;
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
@@ -458,8 +467,11 @@ async fn a_name_that_collides_with_an_auxiliary_key_is_refused() {
 #[tokio::test]
 async fn a_prefix_with_a_vertical_bar_is_refused_or_works() {
     let server = RedisServer::start();
-    let options =
-        RedisOptions { url: server.url(), prefix: "a|b:".into(), ..RedisOptions::default() };
+    let options = RedisOptions {
+        url: server.url().parse().unwrap(),
+        prefix: "a|b:".into(),
+        ..RedisOptions::default()
+    };
     let Ok(redis) = Redis::connect(options).await else { return };
     let ours = claim("n");
     let held = redis.acquire(&ours, Wait::No).await.unwrap().granted().unwrap();

@@ -397,6 +397,7 @@ async fn a_rejected_login_says_what_to_check_and_shows_no_secrets() {
     let ours = client(&url).await;
     assert!(is_free(&ours, "refused").await);
     let builder = Lockset::builder(&url);
+    let url = url.parse().unwrap();
     let options = lockset::engine::redis::RedisOptions { url, ..Default::default() };
     let engine = lockset::engine::redis::Redis::connect(options.clone()).await.unwrap();
     let shown = format!("{ours:?} {builder:?} {options:?} {engine:?}");

@@ -147,7 +147,7 @@ async fn a_password_is_used_and_never_shown() {
 
     let ours = client(&url).await;
     let guard = lock(&ours, "seen").await;
-    let options = RedisOptions { url: url.clone(), ..RedisOptions::default() };
+    let options = RedisOptions { url: url.parse().unwrap(), ..RedisOptions::default() };
     let engine = Redis::connect(options.clone()).await.unwrap();
     let builder = Lockset::builder(&url);
     assert_hidden(&format!("{ours:?} {guard:?} {builder:?} {options:?} {engine:?}"));
@@ -169,6 +169,34 @@ async fn a_password_is_used_and_never_shown() {
     let traced = log.text();
     assert!(traced.contains("lockset"), "something was traced: {traced}");
     assert_hidden(&traced);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_address_login_and_tls_of_a_client_are_used() {
+    let server = RedisServer::start_with(&["--requirepass", MARK]);
+    let address = format!("127.0.0.1:{}", server.port());
+    let client = redis::Client::open(format!("redis://:{MARK}@{address}/2")).unwrap();
+    let builder = Builder::redis_client(&client).option("prefix", "shop:").option("ttl", "5s");
+    assert_hidden(&format!("{builder:?}"));
+    let ours = builder.connect().await.unwrap();
+    assert_eq!(ours.home(), format!("redis://{address}/2?prefix=shop:"));
+    assert_eq!(lock(&ours, "lent").await.ttl(), Duration::from_secs(5));
+
+    let authority = Authority::new();
+    let signed = authority.sign("127.0.0.1", |_| {});
+    let sealed = self::server(&authority, signed.clone(), "yes");
+    let read = |path: &str| std::fs::read(path).unwrap();
+    let tls = redis::TlsCertificates {
+        client_tls: Some(redis::ClientTlsConfig {
+            client_cert: read(&signed.0),
+            client_key: read(&signed.1),
+        }),
+        root_cert: Some(read(&authority.ca())),
+    };
+    let url = format!("rediss://127.0.0.1:{}", sealed.port());
+    let client = redis::Client::build_with_tls(url, tls).unwrap();
+    let ours = Builder::redis_client(&client).connect().await.unwrap();
+    lock(&ours, "sealed").await;
 }
 
 /// Also of commands that are sent together with others.

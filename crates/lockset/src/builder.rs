@@ -1,7 +1,5 @@
 //! From a URL to an engine; the only file that names every engine.
 
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,21 +10,7 @@ use crate::engine::memory::Memory;
 use crate::error::{Error, Result};
 use crate::keeper::Keeper;
 use crate::locks::Lockset;
-use crate::token::Token;
-
-/// The engines there are, as their URLs are written.
-const ENGINES: &[&str] = &[
-    "memory:",
-    "local:",
-    "local:/path/file.db",
-    "redis://host:port",
-    "redis+sentinel://host:port,…/service",
-    "redis+cluster://host:port,…",
-    "redlock://host:port,host:port,host:port,…",
-    "etcd://host:port,…/prefix",
-    "zk://host:port,…/chroot",
-    "rediss://, redlocks://, etcds:// and zks:// for TLS",
-];
+use crate::url::{Url, known_engines, not_a_url};
 
 /// How to connect, where a URL alone does not say it. Made by [`Lockset::builder`].
 ///
@@ -41,9 +25,14 @@ const ENGINES: &[&str] = &[
 /// ```
 #[derive(Clone)]
 pub struct Builder {
-    url: String,
-    settings: Settings,
+    /// `None` if it was invalid.
+    url: Option<Url>,
+    /// The default ttl, if it is not that of the URL.
+    ttl: Option<Duration>,
+    label_names: bool,
     holder_process: Option<u32>,
+    #[cfg(feature = "redis")]
+    redis_client: Option<redis::Client>,
 }
 
 impl Lockset {
@@ -51,6 +40,9 @@ impl Lockset {
     /// `local:/path/file.db`, `memory:` (a new home each time), `memory:LABEL`; `redis://`,
     /// `redis+sentinel://`, `redis+cluster://`, `redlock://`, `etcd://`, `zk://`, or with TLS
     /// `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `redlocks://`, `etcds://`, `zks://`.
+    ///
+    /// Every URL may have the options `ttl=5s`, the default ttl, and `token_base=`, which is added
+    /// to every token: `redis://host?ttl=5s`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a URL that no engine understands, [`Error::Unsupported`] for an
@@ -70,13 +62,77 @@ impl Lockset {
 
 impl Builder {
     fn new(url: &str) -> Self {
-        Self { url: url.to_owned(), settings: Settings::default(), holder_process: None }
+        Self::with_url(url.parse().ok())
     }
 
-    /// The default ttl of [`LockOptions`](crate::LockOptions); 30 seconds if not set. Where all
-    /// locks of a client share one session, it is the session timeout that is requested.
+    fn with_url(url: Option<Url>) -> Self {
+        Self {
+            url,
+            ttl: None,
+            label_names: false,
+            holder_process: None,
+            #[cfg(feature = "redis")]
+            redis_client: None,
+        }
+    }
+
+    /// Connects as the environment says, which is what the `lockset` command does: to the URL in
+    /// `LOCKSET_URL`, or to `local:` if that is not set, with the password in the file that
+    /// `LOCKSET_PASSWORD_FILE` names, or in `LOCKSET_PASSWORD`.
+    ///
+    /// ```no_run
+    /// # async fn example() -> lockset::Result<()> {
+    /// use lockset::Builder;
+    ///
+    /// let locks = Builder::from_env()?.connect().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if a variable, the file or the URL is invalid.
+    pub fn from_env() -> Result<Self> {
+        Url::from_env().map(Self::from)
+    }
+
+    /// Connects to the server of a Redis client that a service already has: its address, login and
+    /// TLS. Lockset opens connections of its own, because it needs other settings for them.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use lockset::Builder;
+    ///
+    /// let client = redis::Client::open("redis://worker:s3cret@cache.example/2")?;
+    /// let locks = Builder::redis_client(&client).option("prefix", "shop:").connect().await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn redis_client(client: &redis::Client) -> Self {
+        let url = Url::new("redis", "//of-the-client");
+        Self { redis_client: Some(client.clone()), ..Self::with_url(Some(url)) }
+    }
+
+    /// Sets an option of the URL: `option("prefix", "shop:")` is `?prefix=shop:`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// use lockset::Lockset;
+    ///
+    /// let locks = Lockset::builder("memory:").option("ttl", "5s").connect().await?;
+    /// # locks.close().await }
+    /// ```
+    pub fn option(mut self, key: &str, value: &str) -> Self {
+        if let Some(url) = &mut self.url {
+            url.set_option(key, value);
+        }
+        self
+    }
+
+    /// The default ttl of [`LockOptions`](crate::LockOptions), in place of the URL's `ttl=`; 30
+    /// seconds if neither is set. Where all locks of a client share one session, it is the session
+    /// timeout that is requested.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.settings.ttl = ttl;
+        self.ttl = Some(ttl);
         self
     }
 
@@ -88,8 +144,9 @@ impl Builder {
     }
 
     /// Metrics carry the lock's name as a label. Only for services with few names.
+    #[cfg(feature = "metrics")]
     pub fn label_names(mut self, yes: bool) -> Self {
-        self.settings.label_names = yes;
+        self.label_names = yes;
         self
     }
 
@@ -110,11 +167,13 @@ impl Builder {
     }
 
     pub(crate) async fn connect_on(self, keeper: Keeper) -> Result<Lockset> {
-        let url = EngineUrl::parse(&self.url)?;
-        let mut settings = self.settings.clone();
-        settings.token_base = url.token_base()?;
+        let url = self.url.clone().ok_or_else(not_a_url)?;
+        let mut settings = Settings { token_base: url.token_base()?, ..Settings::default() };
+        settings.label_names = self.label_names;
+        settings.ttl = self.ttl.or(url.ttl()?).unwrap_or(settings.ttl);
+        let session = settings.ttl;
         // On the keeper's runtime, so that the engine's tasks live and die with the keeper.
-        let engine = keeper.runtime().spawn(async move { open(&url, &self).await }).await;
+        let engine = keeper.runtime().spawn(async move { open(url, &self, session).await }).await;
         let engine = engine.map_err(|error| Error::Unreachable {
             engine: "keeper",
             what: "its thread ended while connecting".to_owned(),
@@ -127,39 +186,46 @@ impl Builder {
 
 impl std::fmt::Debug for Builder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The URL may carry a password.
-        f.debug_struct("Builder").field("settings", &self.settings).finish_non_exhaustive()
+        // The URL may contain a password.
+        f.debug_struct("Builder").field("ttl", &self.ttl).finish_non_exhaustive()
     }
 }
 
-async fn open(url: &EngineUrl, how: &Builder) -> Result<Arc<dyn Engine>> {
-    match url.scheme.as_str() {
+impl From<Url> for Builder {
+    fn from(url: Url) -> Self {
+        Self::with_url(Some(url))
+    }
+}
+
+/// `session` is the default ttl.
+async fn open(url: Url, builder: &Builder, session: Duration) -> Result<Arc<dyn Engine>> {
+    match url.scheme() {
         "memory" => {
             url.allow_options(&[])?;
-            Ok(match url.rest.as_str() {
+            Ok(match url.rest() {
                 "" => Arc::new(Memory::new(Clock::boot())),
                 label => Arc::new(Memory::shared(label)),
             })
         }
-        "local" => open_local(url, how.holder_process),
+        "local" => open_local(&url, builder.holder_process),
         "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
-        | "rediss+cluster" => open_redis(url).await,
-        "redlock" | "redlocks" => open_redlock(url).await,
+        | "rediss+cluster" => open_redis(url, builder).await,
+        "redlock" | "redlocks" => open_redlock(&url).await,
         "etcd" | "etcds" => open_etcd(url).await,
-        "zk" | "zks" => open_zookeeper(url, how.settings.ttl).await,
+        "zk" | "zks" => open_zookeeper(url, session).await,
         other => Err(Error::invalid("engine", other, format!("there are {}", known_engines()))),
     }
 }
 
 #[cfg(feature = "local")]
-fn open_local(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn Engine>> {
+fn open_local(url: &Url, holder_process: Option<u32>) -> Result<Arc<dyn Engine>> {
     use crate::engine::local::{Local, LocalOptions};
 
     url.allow_options(&["mode"])?;
     let mut options = LocalOptions { holder_process, ..LocalOptions::default() };
-    if !url.rest.is_empty() {
+    if !url.rest().is_empty() {
         // `local:/path`, `local:///path` and `local:path` all name a file.
-        options.path = Some(url.rest.strip_prefix("//").unwrap_or(&url.rest).into());
+        options.path = Some(url.rest().strip_prefix("//").unwrap_or(url.rest()).into());
     }
     if let Some(mode) = url.option("mode") {
         options.mode = u32::from_str_radix(mode, 8)
@@ -174,79 +240,34 @@ fn open_local(url: &EngineUrl, holder_process: Option<u32>) -> Result<Arc<dyn En
 }
 
 #[cfg(not(feature = "local"))]
-fn open_local(_: &EngineUrl, _: Option<u32>) -> Result<Arc<dyn Engine>> {
+fn open_local(_: &Url, _: Option<u32>) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("local"))
 }
 
 #[cfg(feature = "redis")]
-async fn open_redis(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
+async fn open_redis(url: Url, builder: &Builder) -> Result<Arc<dyn Engine>> {
     use crate::engine::redis::{Redis, RedisOptions};
 
-    url.allow_options(&[
-        "prefix",
-        "replicas",
-        "fence_idle",
-        "first_lease",
-        "courtesy",
-        "ca",
-        "cert",
-        "key",
-        "sentinel_login",
-    ])?;
-    let mut options =
-        RedisOptions { url: format!("{}:{}", url.scheme, url.rest), ..redis_options(url)? };
-    if let Some(replicas) = url.option("replicas") {
-        options.replicas = replicas.parse()?;
-    }
-    if let Some(idle) = url.option("fence_idle") {
-        let days = idle.parse::<u64>().ok().filter(|days| (1..=3650).contains(days));
-        let days = days.ok_or_else(|| {
-            Error::invalid("fence_idle", idle, "it is a number of days from 1 to 3650")
-        })?;
-        options.fence_idle = Duration::from_secs(days * 86_400);
-    }
-    if let Some(longest) = url.duration("first_lease")? {
-        options.first_lease = longest;
-    }
-    options.courtesy = url.duration("courtesy")?;
-    options.sentinel_login = url.option("sentinel_login").map(str::to_owned);
+    let client = builder.redis_client.clone();
+    let options = RedisOptions { client, ..RedisOptions::from_url(url)? };
     Ok(Arc::new(Redis::connect(options).await?))
 }
 
-/// What the URLs of one server and of a quorum have in common.
 #[cfg(feature = "redis")]
-fn redis_options(url: &EngineUrl) -> Result<crate::engine::redis::RedisOptions> {
-    let mut options = crate::engine::redis::RedisOptions::default();
-    if let Some(prefix) = url.option("prefix") {
-        options.prefix = prefix.to_owned();
-    }
-    options.ca = url.option("ca").map(Into::into);
-    options.client_certificate = url.client_certificate()?;
-    Ok(options)
-}
-
-#[cfg(feature = "redis")]
-async fn open_redlock(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
+async fn open_redlock(url: &Url) -> Result<Arc<dyn Engine>> {
     use crate::engine::redis::{Quorum, Redis, RedisOptions};
     use crate::engine::redlock::{Redlock, RedlockOptions};
 
-    url.allow_options(&["prefix", "node_timeout", "max_ttl", "ca", "cert", "key"])?;
-    let like = redis_options(url)?;
+    let own = ["prefix", "node_timeout", "max_ttl"];
+    url.allow_options(&[&own[..], &crate::tls::OPTIONS].concat())?;
     let mut options = RedlockOptions::default();
     if let Some(longest) = url.duration("max_ttl")? {
         options.max_ttl = longest;
     }
     options.node_timeout = url.duration("node_timeout")?;
-    let scheme = if url.scheme == "redlocks" { "rediss" } else { "redis" };
-    let rest = url.rest.strip_prefix("//").unwrap_or(&url.rest);
-    let (hosts, db) = rest.split_once('/').unwrap_or((rest, ""));
-    let quorum = Quorum::new(options.max_ttl);
-    let nodes = hosts.split(',').map(|host| {
-        let url = format!("{scheme}://{host}/{db}");
-        Redis::connect(RedisOptions { url, quorum: Some(quorum.clone()), ..like.clone() })
-    });
+    let nodes = RedisOptions::of_nodes(url, &Quorum::new(options.max_ttl))?;
     let mut engines = Vec::<Arc<dyn Engine>>::new();
-    for node in futures_util::future::join_all(nodes).await {
+    for node in futures_util::future::join_all(nodes.into_iter().map(Redis::connect)).await {
         engines.push(Arc::new(node?));
     }
     let redlock = Redlock::over(engines, options, Clock::boot())?;
@@ -255,63 +276,37 @@ async fn open_redlock(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
 }
 
 #[cfg(not(feature = "redis"))]
-async fn open_redlock(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
+async fn open_redlock(_: &Url) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("redis"))
 }
 
 #[cfg(not(feature = "redis"))]
-async fn open_redis(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
+async fn open_redis(_: Url, _: &Builder) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("redis"))
 }
 
 #[cfg(feature = "etcd")]
-async fn open_etcd(url: &EngineUrl) -> Result<Arc<dyn Engine>> {
+async fn open_etcd(url: Url) -> Result<Arc<dyn Engine>> {
     use crate::engine::etcd::{Etcd, EtcdOptions};
 
-    url.allow_options(&["names", "ca", "cert", "key"])?;
-    let raw_names = match url.option("names") {
-        None | Some("escaped") => false,
-        Some("raw") => true,
-        Some(other) => return Err(Error::invalid("names", other, "it is `escaped` or `raw`")),
-    };
-    let options = EtcdOptions {
-        url: format!("{}:{}", url.scheme, url.rest),
-        raw_names,
-        ca: url.option("ca").map(Into::into),
-        client_certificate: url.client_certificate()?,
-    };
-    Ok(Arc::new(Etcd::connect(options).await?))
+    Ok(Arc::new(Etcd::connect(EtcdOptions::from_url(url)?).await?))
 }
 
 #[cfg(not(feature = "etcd"))]
-async fn open_etcd(_: &EngineUrl) -> Result<Arc<dyn Engine>> {
+async fn open_etcd(_: Url) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("etcd"))
 }
 
 #[cfg(feature = "zookeeper")]
-async fn open_zookeeper(url: &EngineUrl, session: Duration) -> Result<Arc<dyn Engine>> {
+async fn open_zookeeper(url: Url, session: Duration) -> Result<Arc<dyn Engine>> {
     use crate::engine::zookeeper::{ZooKeeper, ZooKeeperOptions};
 
-    url.allow_options(&["layout", "names", "ca", "cert", "key"])?;
-    let options = ZooKeeperOptions {
-        url: format!("{}:{}", url.scheme, url.rest),
-        layout: url.option("layout").map(str::parse).transpose()?.unwrap_or_default(),
-        raw_names: match url.option("names") {
-            None | Some("escaped") => false,
-            Some("raw") => true,
-            Some(other) => {
-                return Err(Error::invalid("names", other, "there are escaped and raw"));
-            }
-        },
-        session,
-        ca: url.option("ca").map(Into::into),
-        client_certificate: url.client_certificate()?,
-    };
+    let options = ZooKeeperOptions { session, ..ZooKeeperOptions::from_url(url)? };
     Ok(Arc::new(ZooKeeper::connect(options).await?))
 }
 
 #[cfg(not(feature = "zookeeper"))]
-async fn open_zookeeper(_: &EngineUrl, _: Duration) -> Result<Arc<dyn Engine>> {
+async fn open_zookeeper(_: Url, _: Duration) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("zookeeper"))
 }
 
@@ -322,92 +317,6 @@ async fn open_zookeeper(_: &EngineUrl, _: Duration) -> Result<Arc<dyn Engine>> {
 fn not_compiled_in(engine: &'static str) -> Error {
     let what = format!("being used: it was not compiled in; enable the cargo feature `{engine}`");
     Error::Unsupported { engine, what }
-}
-
-fn known_engines() -> String {
-    ENGINES.join(", ")
-}
-
-/// `scheme:rest?key=value&…`, as far as all engines have it in common.
-#[derive(Debug)]
-struct EngineUrl {
-    scheme: String,
-    rest: String,
-    options: Vec<(String, String)>,
-}
-
-impl EngineUrl {
-    fn parse(url: &str) -> Result<Self> {
-        // What is before the colon carries no secret; the rest is never repeated.
-        let is_word = |scheme: &str| {
-            scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
-        };
-        let Some((scheme, rest)) = url.split_once(':').filter(|(scheme, _)| is_word(scheme)) else {
-            let why = format!("an engine's URL begins with one of {}", known_engines());
-            return Err(Error::invalid("URL", "(not shown)", why));
-        };
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let options = query
-            .split('&')
-            .filter(|option| !option.is_empty())
-            .map(|option| {
-                let (key, value) = option.split_once('=').unwrap_or((option, ""));
-                (key.to_owned(), value.to_owned())
-            })
-            .collect();
-        Ok(Self { scheme: scheme.to_owned(), rest: rest.to_owned(), options })
-    }
-
-    fn option(&self, key: &str) -> Option<&str> {
-        self.options.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
-    }
-
-    /// Refuses options that neither this engine nor all engines know.
-    fn allow_options(&self, known: &[&str]) -> Result<()> {
-        match self.options.iter().find(|(k, _)| k != "token_base" && !known.contains(&k.as_str())) {
-            None => Ok(()),
-            Some((key, _)) => {
-                let mut all = vec!["token_base"];
-                all.extend(known);
-                let why = format!("{}: knows {}", self.scheme, all.join(", "));
-                Err(Error::invalid("URL option", key, why))
-            }
-        }
-    }
-
-    /// A span of time: `500ms`, `2s`, `1m`.
-    #[cfg(feature = "redis")]
-    fn duration(&self, key: &'static str) -> Result<Option<Duration>> {
-        let Some(text) = self.option(key) else { return Ok(None) };
-        let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
-        let span = units.into_iter().find_map(|(unit, millis)| {
-            let number = text.strip_suffix(unit)?.parse::<u64>().ok()?;
-            number.checked_mul(millis).filter(|span| (1..=86_400_000).contains(span))
-        });
-        let bad = || Error::invalid(key, text, "it is a time such as 500ms, 2s or 1m, up to 24h");
-        span.map(Duration::from_millis).map(Some).ok_or_else(bad)
-    }
-
-    /// The files of this client's own certificate and its key.
-    #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
-    fn client_certificate(&self) -> Result<Option<(PathBuf, PathBuf)>> {
-        match (self.option("cert"), self.option("key")) {
-            (Some(cert), Some(key)) => Ok(Some((cert.into(), key.into()))),
-            (None, None) => Ok(None),
-            _ => {
-                let why = "a certificate and its key go together";
-                Err(Error::invalid("URL options", "cert, key", why))
-            }
-        }
-    }
-
-    fn token_base(&self) -> Result<u64> {
-        let Some(text) = self.option("token_base") else { return Ok(0) };
-        text.parse()
-            .ok()
-            .filter(|base| *base < Token::MAX.get() / 2)
-            .ok_or_else(|| Error::invalid("token_base", text, "it is a number below 2^52"))
-    }
 }
 
 #[cfg(test)]
@@ -422,7 +331,8 @@ mod tests {
     async fn unknown_schemes_and_options_are_refused_with_what_there_is() {
         assert!(refusal("consul://x").await.contains("local:"));
         assert!(refusal("nonsense").await.contains("memory:"));
-        assert!(refusal("memory:?ttl=5").await.contains("token_base"));
+        assert!(refusal("memory:?lease=5").await.contains("token_base"));
+        assert!(refusal("memory:?ttl=5").await.contains("500ms, 2s or 1m"));
         assert!(refusal("memory:?token_base=-1").await.contains("token_base"));
     }
 
@@ -440,6 +350,53 @@ mod tests {
     #[tokio::test]
     async fn an_engine_that_is_not_compiled_in_names_its_feature() {
         assert!(refusal("local:").await.contains("cargo feature `local`"));
+    }
+
+    #[tokio::test]
+    async fn the_url_has_a_default_ttl_that_the_builder_replaces() {
+        for (builder, ttl) in [
+            (Lockset::builder("memory:"), 30),
+            (Lockset::builder("memory:?ttl=5s"), 5),
+            (Lockset::builder("memory:").option("ttl", "6s"), 6),
+            (Lockset::builder("memory:?ttl=5s").ttl(Duration::from_secs(7)), 7),
+        ] {
+            let locks = builder.connect().await.unwrap();
+            let guard = locks.mutex("m").unwrap().lock().await.unwrap();
+            assert_eq!(guard.ttl(), Duration::from_secs(ttl));
+        }
+    }
+
+    /// The test runs itself in processes with another environment.
+    #[tokio::test]
+    async fn the_environment_says_where_to_connect() {
+        const NAME: &str = "builder::tests::the_environment_says_where_to_connect";
+        if let Ok(expected) = std::env::var("EXPECTED_HOME") {
+            let home = match Builder::from_env() {
+                Ok(builder) => builder.connect().await.unwrap().home().to_owned(),
+                Err(error) => error.to_string(),
+            };
+            assert!(home.contains(&expected) && !home.contains("hunter2"), "{home}");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("password");
+        std::fs::write(&file, "hunter2\n").unwrap();
+        let file = file.to_str().unwrap();
+        for (url, password, password_file, expected) in [
+            ("memory:env-test", "", "", "memory:env-test"),
+            ("memory:env-test", "hunter2", "", "takes no password"),
+            ("redis://me:hunter2@h", "", file, "has a password already"),
+            ("redis://me@h", "hunter2", "/does/not/exist", "/does/not/exist"),
+            ("nonsense", "", "", "begins with one of"),
+        ] {
+            let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+            test.args(["--exact", NAME]).env("EXPECTED_HOME", expected);
+            test.env("LOCKSET_URL", url).env("LOCKSET_PASSWORD", password);
+            test.env("LOCKSET_PASSWORD_FILE", password_file);
+            let output = test.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        }
     }
 
     #[tokio::test]

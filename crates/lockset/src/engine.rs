@@ -174,12 +174,6 @@ fn same_server(one: &str, other: &str) -> String {
     format!("{one} and {other} are the same server, which would count twice; name each node once")
 }
 
-/// A server as written in a URL.
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
-fn url_host(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-}
-
 /// The part of a lease that is given up because clocks do not run equally fast: 1 % + 2 ms.
 pub fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)

@@ -29,8 +29,9 @@
 //!
 //! # Observing
 //! `tracing`: the span `lockset.acquire` (name, engine, mode, note), events for grants, releases,
-//! unconfirmed renewals and losses. `metrics`:
-#![doc = include_str!("telemetry.md")]
+//! unconfirmed renewals and losses. With the feature `metrics`, the facade of that name:
+#![cfg_attr(feature = "metrics", doc = include_str!("telemetry.md"))]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
 mod attach;
@@ -60,9 +61,13 @@ mod report;
 mod rwlock;
 mod semaphore;
 mod sync;
+#[cfg_attr(not(feature = "metrics"), path = "telemetry/off.rs")]
 mod telemetry;
 mod ticket;
+#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+mod tls;
 mod token;
+mod url;
 
 pub use barrier::Barrier;
 pub use builder::Builder;
@@ -80,9 +85,7 @@ pub use options::LockOptions;
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use ticket::{Lease, Ticket};
+#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+pub use tls::TlsOptions;
 pub use token::Token;
-
-/// The README's example, compiled with the other examples.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+pub use url::Url;

@@ -324,7 +324,8 @@ impl Stage for ClusterStage {
     }
 
     async fn engine(&self) -> Arc<dyn Engine> {
-        let options = RedisOptions { url: self.cluster.url(), ..RedisOptions::default() };
+        let options =
+            RedisOptions { url: self.cluster.url().parse().unwrap(), ..RedisOptions::default() };
         Arc::new(Redis::connect(options).await.unwrap())
     }
 

@@ -151,7 +151,7 @@ impl Stage for EtcdStage {
     }
 
     async fn engine(&self) -> Arc<dyn Engine> {
-        let options = EtcdOptions { url: self.url(), ..EtcdOptions::default() };
+        let options = EtcdOptions { url: self.url().parse().unwrap(), ..EtcdOptions::default() };
         Arc::new(Etcd::connect(options).await.unwrap())
     }
 

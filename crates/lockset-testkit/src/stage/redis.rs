@@ -277,7 +277,8 @@ impl Stage for RedisStage {
     }
 
     async fn engine(&self) -> Arc<dyn Engine> {
-        let options = RedisOptions { url: self.server.url(), ..RedisOptions::default() };
+        let options =
+            RedisOptions { url: self.server.url().parse().unwrap(), ..RedisOptions::default() };
         Arc::new(Redis::connect(options).await.unwrap())
     }
 

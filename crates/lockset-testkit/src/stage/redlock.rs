@@ -46,7 +46,8 @@ impl RedlockNodes {
     pub async fn engine(&self) -> Redlock {
         let mut nodes = Vec::<Arc<dyn Engine>>::new();
         for node in &self.nodes {
-            let options = RedisOptions { url: node.url(), ..RedisOptions::default() };
+            let options =
+                RedisOptions { url: node.url().parse().unwrap(), ..RedisOptions::default() };
             nodes.push(Arc::new(Redis::connect(options).await.unwrap()));
         }
         Redlock::over(nodes, RedlockOptions::default(), Clock::boot()).unwrap()

@@ -341,7 +341,8 @@ impl Stage for SentinelStage {
     }
 
     async fn engine(&self) -> Arc<dyn Engine> {
-        let options = RedisOptions { url: self.servers.url(), ..RedisOptions::default() };
+        let options =
+            RedisOptions { url: self.servers.url().parse().unwrap(), ..RedisOptions::default() };
         Arc::new(Redis::connect(options).await.unwrap())
     }
 

@@ -3,13 +3,10 @@
 //! * `admission` decides which claims of a queue hold;
 //! * `batch` sends requests together that were made while another was in flight;
 //! * `tombstones` remembers withdrawn claims;
-//! * `watch` turns hints of changes into states;
-//! * `pem` reads certificates and keys.
+//! * `watch` turns hints of changes into states.
 
 pub(super) mod admission;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 pub(super) mod batch;
-#[cfg(any(feature = "redis", feature = "etcd"))]
-pub(super) mod pem;
 pub(super) mod tombstones;
 pub(super) mod watch;

@@ -22,7 +22,6 @@
 //! the key of a claim that is released, withdrawn or no longer renewed must be deleted, and the
 //! client retries that until it succeeds. The lease ends the claims only if the client dies.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -50,7 +49,9 @@ use crate::error::{Error, LossReason, Result};
 use crate::name::{Name, Prefix};
 use crate::report::report;
 use crate::sync;
+use crate::tls::TlsOptions;
 use crate::token::Token;
+use crate::url::Url;
 
 mod acquire;
 mod amend;
@@ -90,14 +91,12 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct EtcdOptions {
     /// `etcd://[user:password@]host[:port],…[/prefix]`; `etcds` for TLS. Without a prefix, or with
     /// an empty one, all keys begin with `lockset/`; it may itself begin with a slash.
-    pub url: String,
+    pub url: Url,
     /// Slashes in names are not escaped, for other programs that expect it. A lock then also waits
     /// for every lock on a name inside its own: `a` for `a/b`.
     pub raw_names: bool,
-    /// The certificates of the authorities to trust, in PEM. Default: those of the system.
-    pub ca: Option<PathBuf>,
-    /// This client's own certificate and its key, in PEM.
-    pub client_certificate: Option<(PathBuf, PathBuf)>,
+    /// The certificates to use.
+    pub tls: TlsOptions,
 }
 
 impl std::fmt::Debug for EtcdOptions {
@@ -110,10 +109,9 @@ impl std::fmt::Debug for EtcdOptions {
 impl Default for EtcdOptions {
     fn default() -> Self {
         Self {
-            url: "etcd://127.0.0.1:2379".to_owned(),
+            url: Url::new("etcd", "//127.0.0.1:2379"),
             raw_names: false,
-            ca: None,
-            client_certificate: None,
+            tls: TlsOptions::default(),
         }
     }
 }
@@ -204,7 +202,7 @@ impl Etcd {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn connect(options: EtcdOptions) -> Result<Self> {
-        let endpoints = EtcdEndpoints::parse(&options)?;
+        let endpoints = EtcdEndpoints::new(&options)?;
         let (layout, identity) = (endpoints.layout.clone(), endpoints.identity());
         let clock = Clock::boot();
         let connection = Arc::new(EtcdConnection::new(endpoints, clock.clone()));

@@ -25,7 +25,6 @@
 //! all waiters of a process at once. A handed-over lock has a first lease of `f` = 2q; the first
 //! renewal confirms it. `docs/redis-handoff.md` has the rules.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -53,7 +52,9 @@ use crate::error::{Error, Result};
 use crate::hash::FastMap;
 use crate::name::{Name, Prefix};
 use crate::sync;
+use crate::tls::TlsOptions;
 use crate::token::Token;
+use crate::url::Url;
 
 mod acquire;
 mod batch;
@@ -103,7 +104,9 @@ pub struct RedisOptions {
     /// `redis+sentinel://[user:password@]host[:port],…/service[/db]` for the master that the
     /// sentinels name, `redis+cluster://[user:password@]host[:port],…` for a cluster; `rediss` for
     /// TLS.
-    pub url: String,
+    pub url: Url,
+    /// A client whose address, login and TLS are used instead of those of the URL.
+    pub client: Option<redis::Client>,
     /// The prefix of every key.
     pub prefix: String,
     /// How long the fence of a name is kept after it was last set from the clock. When it is gone,
@@ -120,10 +123,8 @@ pub struct RedisOptions {
     pub courtesy: Option<Duration>,
     /// How many replicas must have a grant before it counts, for locks whose options do not say.
     pub replicas: Replicas,
-    /// The certificates of the authorities to trust, in PEM; the system's if not given.
-    pub ca: Option<PathBuf>,
-    /// This client's own certificate and its key, in PEM.
-    pub client_certificate: Option<(PathBuf, PathBuf)>,
+    /// The certificates to use.
+    pub tls: TlsOptions,
     /// `user:password` (or `:password`) for the sentinels; those in the URL are for the servers.
     pub sentinel_login: Option<String>,
     /// For a node of a quorum, which may be down at first: what it shares with the other nodes.
@@ -140,14 +141,14 @@ impl std::fmt::Debug for RedisOptions {
 impl Default for RedisOptions {
     fn default() -> Self {
         Self {
-            url: "redis://127.0.0.1:6379".to_owned(),
+            url: Url::new("redis", "//127.0.0.1:6379"),
+            client: None,
             prefix: "lockset:".to_owned(),
             fence_idle: Duration::from_secs(7 * 86_400),
             first_lease: Duration::from_secs(10),
             courtesy: None,
             replicas: Replicas::None,
-            ca: None,
-            client_certificate: None,
+            tls: TlsOptions::default(),
             sentinel_login: None,
             quorum: None,
         }
@@ -192,7 +193,7 @@ impl Redis {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn connect(options: RedisOptions) -> Result<Self> {
-        let servers = RedisServers::parse(&options)?;
+        let servers = RedisServers::new(&options)?;
         if options.prefix.len() > 200 || options.prefix.contains(['|', '\n', '\r', '\0']) {
             let why = "it has at most 200 bytes, and no `|` or line ends";
             return Err(Error::invalid("prefix", &options.prefix, why));

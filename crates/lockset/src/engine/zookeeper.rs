@@ -22,7 +22,6 @@
 //! come through another server once the session has moved. So the node is in the list, or it will
 //! never exist.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -47,7 +46,9 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::name::{Name, Prefix};
 use crate::sync;
+use crate::tls::TlsOptions;
 use crate::token::Token;
+use crate::url::Url;
 
 pub use self::layout::Layout;
 pub use self::record::ZooKeeperOwnership;
@@ -78,7 +79,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct ZooKeeperOptions {
     /// `zk://[user:password@]host[:port],…[/chroot]`; `zks` for TLS. The user is one of ZooKeeper's
     /// `digest` scheme; only this user can access the nodes that it creates.
-    pub url: String,
+    pub url: Url,
     /// The recipe whose nodes this client's locks share.
     pub layout: Layout,
     /// Names are used as paths without escaping, for locks that other programs take, too. Then `a`
@@ -86,10 +87,8 @@ pub struct ZooKeeperOptions {
     pub raw_names: bool,
     /// The session timeout to request.
     pub session: Duration,
-    /// The certificates of the authorities to trust, in PEM; the system's if not given.
-    pub ca: Option<PathBuf>,
-    /// This client's own certificate and its key, in PEM.
-    pub client_certificate: Option<(PathBuf, PathBuf)>,
+    /// The certificates to use.
+    pub tls: TlsOptions,
 }
 
 impl std::fmt::Debug for ZooKeeperOptions {
@@ -102,12 +101,11 @@ impl std::fmt::Debug for ZooKeeperOptions {
 impl Default for ZooKeeperOptions {
     fn default() -> Self {
         Self {
-            url: "zk://127.0.0.1:2181".to_owned(),
+            url: Url::new("zk", "//127.0.0.1:2181"),
             layout: Layout::Curator,
             raw_names: false,
             session: Duration::from_secs(30),
-            ca: None,
-            client_certificate: None,
+            tls: TlsOptions::default(),
         }
     }
 }
@@ -159,7 +157,7 @@ impl ZooKeeper {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn connect(options: ZooKeeperOptions) -> Result<Self> {
-        let servers = Arc::new(ServerList::parse(&options)?);
+        let servers = Arc::new(ServerList::new(&options)?);
         let clock = Clock::boot();
         let (session_events, session_event_receiver) = mpsc::unbounded_channel();
         let (events, event_receiver) = mpsc::unbounded_channel();

@@ -50,7 +50,7 @@ impl<const N: usize> Stage for Chroot<N> {
 
     async fn engine(&self) -> Arc<dyn Engine> {
         let options = ZooKeeperOptions {
-            url: self.url(),
+            url: self.url().parse().unwrap(),
             session: self.ttl(),
             ..ZooKeeperOptions::default()
         };

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 
 use super::EtcdOptions;
 use super::keys::EtcdLayout;
-use crate::engine::common::pem::read_pem;
 use crate::error::{Error, Result};
+use crate::tls::{self, TlsFiles, TlsOptions};
+use crate::url::{Login, Url, UrlServers, host_port, identity};
 
 const DEFAULT_PORT: u16 = 2379;
 const DEFAULT_PREFIX: &str = "lockset";
@@ -23,62 +24,54 @@ const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) struct EtcdEndpoints {
     endpoints: Vec<Endpoint>,
     hosts: Vec<String>,
-    is_tls: bool,
-    pub(super) credentials: Option<EtcdCredentials>,
+    identity: String,
+    pub(super) credentials: Option<Login>,
     pub(super) layout: EtcdLayout,
 }
 
-#[derive(Clone)]
-pub(super) struct EtcdCredentials {
-    pub(super) user: String,
-    pub(super) password: String,
+impl EtcdOptions {
+    pub(crate) fn from_url(url: Url) -> Result<Self> {
+        url.allow_options(&[&["names"][..], &tls::OPTIONS].concat())?;
+        let raw_names = match url.option("names") {
+            None | Some("escaped") => false,
+            Some("raw") => true,
+            Some(other) => return Err(Error::invalid("names", other, "it is `escaped` or `raw`")),
+        };
+        Ok(Self { raw_names, tls: TlsOptions::from_url(&url)?, url })
+    }
 }
 
 impl EtcdEndpoints {
-    pub(super) fn parse(options: &EtcdOptions) -> Result<Self> {
-        let invalid = |why: &str| Error::invalid("URL", "(not shown)", why);
+    pub(super) fn new(options: &EtcdOptions) -> Result<Self> {
         let form = "etcd://[user:password@]host[:port],…[/prefix]; etcds for TLS";
-        let (scheme, rest) = options.url.split_once("://").ok_or_else(|| invalid(form))?;
-        let is_tls = match scheme {
+        let invalid = || Error::invalid("URL", "(not shown)", form);
+        let is_tls = match options.url.scheme() {
             "etcd" => false,
             "etcds" => true,
-            _ => return Err(invalid(form)),
+            _ => return Err(invalid()),
         };
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        // A password with a slash in it would be shown as a prefix.
-        if path.contains('@') {
-            return Err(invalid("`/` in a password is written %2F, and `@` in a prefix %40"));
+        let UrlServers { hosts, logins, path } = options.url.servers(DEFAULT_PORT, form)?;
+        let credentials = logins.into_iter().next().flatten();
+        let has_no_user = credentials.as_ref().is_some_and(|login| login.user.is_empty());
+        if hosts.len() > MAX_SERVERS || has_no_user {
+            return Err(invalid());
         }
-        let (credentials, hosts) = match authority.rsplit_once('@') {
-            None => (None, authority),
-            Some((text, hosts)) => {
-                (Some(parse_credentials(text).ok_or_else(|| invalid(form))?), hosts)
-            }
-        };
-        let hosts = hosts.split(',').map(parse_host).collect::<Option<Vec<String>>>();
-        let hosts =
-            hosts.filter(|hosts| hosts.len() <= MAX_SERVERS).ok_or_else(|| invalid(form))?;
-        let tls = load_tls(options, is_tls)?;
-        let endpoints = hosts.iter().map(|host| endpoint(host, tls.as_ref()));
-        let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
-        let prefix = percent_decode(path).ok_or_else(|| invalid("its prefix is not UTF-8"))?;
-        let prefix = if prefix.is_empty() { DEFAULT_PREFIX } else { &prefix };
+        let tls = options.tls.read(is_tls, "etcds")?.map(TlsFiles::into_tonic);
+        let prefix = if path.is_empty() { DEFAULT_PREFIX } else { &path };
         check_prefix(prefix)?;
         let layout = EtcdLayout::new(prefix, options.raw_names);
-        Ok(Self { endpoints, hosts, is_tls, credentials, layout })
+        let identity = identity(options.url.scheme(), &hosts, &format!("/{}", layout.prefix()));
+        let hosts: Vec<String> = hosts.iter().map(host_port).collect();
+        let endpoints = hosts.iter().map(|host| endpoint(host, tls.as_ref()));
+        let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
+        Ok(Self { endpoints, hosts, identity, credentials, layout })
     }
 
     /// A URL without secrets. The order of the servers does not matter; raw names do, because they
     /// are other keys.
     pub(super) fn identity(&self) -> String {
-        let scheme = if self.is_tls { "etcds" } else { "etcd" };
-        let mut hosts = self.hosts.clone();
-        hosts.sort();
-        hosts.dedup();
-        let prefix = self.layout.prefix().replace('%', "%25");
-        let prefix = prefix.replace('?', "%3F").replace('@', "%40");
         let names = if self.layout.has_raw_names() { "?names=raw" } else { "" };
-        format!("{scheme}://{}/{prefix}{names}", hosts.join(","))
+        format!("{}{names}", self.identity)
     }
 
     /// One channel for each server, which connects when it is used. They live on the current
@@ -98,28 +91,6 @@ impl fmt::Debug for EtcdEndpoints {
         // The rest contains secrets.
         f.debug_struct("EtcdEndpoints").field("hosts", &self.hosts).finish_non_exhaustive()
     }
-}
-
-fn parse_credentials(text: &str) -> Option<EtcdCredentials> {
-    let (user, password) = text.split_once(':').unwrap_or((text, ""));
-    let credentials =
-        EtcdCredentials { user: percent_decode(user)?, password: percent_decode(password)? };
-    Some(credentials).filter(|credentials| !credentials.user.is_empty())
-}
-
-/// A host with its port. `[::1]` has colons but no port.
-fn parse_host(host: &str) -> Option<String> {
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') => (name, port.parse().ok()?),
-        _ => (host, DEFAULT_PORT),
-    };
-    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-    let is_allowed = |c: char| {
-        c.is_alphanumeric() || matches!(c, '.' | '-' | '_') || (bare.is_some() && c == ':')
-    };
-    let name_only = bare.unwrap_or(name);
-    let is_valid = !name_only.is_empty() && name_only.chars().all(is_allowed) && port != 0;
-    is_valid.then(|| format!("{name}:{port}"))
 }
 
 fn endpoint(host: &str, tls: Option<&ClientTlsConfig>) -> Result<Endpoint> {
@@ -154,66 +125,18 @@ fn check_prefix(prefix: &str) -> Result<()> {
     Err(Error::invalid("prefix", prefix, why))
 }
 
-/// Decodes `%41` to `A`. What is no escape stays as it is.
-fn percent_decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let escape = after.get(..2).filter(|_| *first == b'%');
-        let byte = escape.and_then(|hex| std::str::from_utf8(hex).ok());
-        match byte.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = after.get(2..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8(bytes).ok()
-}
-
-/// Reads the certificates that the options name. The default is to trust the system's authorities.
-fn load_tls(options: &EtcdOptions, is_tls: bool) -> Result<Option<ClientTlsConfig>> {
-    let EtcdOptions { ca, client_certificate, .. } = options;
-    if !is_tls {
-        let why = "certificates are for TLS: write etcds://";
-        return match ca.is_none() && client_certificate.is_none() {
-            true => Ok(None),
-            false => Err(Error::invalid("URL option", "ca, cert, key", why)),
-        };
-    }
-    let mut tls = match ca {
-        None => ClientTlsConfig::new().with_native_roots(),
-        Some(ca) => {
-            let pem = read_pem(ca, "CERTIFICATE")?;
-            ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem))
-        }
-    };
-    if let Some((cert, key)) = client_certificate {
-        let (cert, key) = (read_pem(cert, "CERTIFICATE")?, read_pem(key, "PRIVATE KEY")?);
-        tls = tls.identity(Identity::from_pem(cert, key));
-    }
-    Ok(Some(tls))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn parse(url: &str) -> Result<EtcdEndpoints> {
-        EtcdEndpoints::parse(&EtcdOptions { url: url.to_owned(), ..EtcdOptions::default() })
+        EtcdEndpoints::new(&EtcdOptions::from_url(url.parse()?)?)
     }
 
     #[test]
     fn every_form_of_url_is_understood() {
         let one = parse("etcd://example.org").unwrap();
-        assert_eq!(
-            (one.hosts.as_slice(), one.layout.prefix()),
-            (&["example.org:2379".into()][..], "lockset")
-        );
+        assert_eq!((one.host(0), one.layout.prefix()), ("example.org:2379", "lockset"));
         let three = parse("etcd://b:77,a,[::1]/").unwrap();
         assert_eq!(three.hosts, ["b:77", "a:2379", "[::1]:2379"]);
         assert_eq!(three.identity(), "etcd://[::1]:2379,a:2379,b:77/lockset");
@@ -232,9 +155,8 @@ mod tests {
             ("etcd://h/a%3Fb%2525%40", true, "etcd://h:2379/a%3Fb%2525%40?names=raw"),
         ] {
             let parse = |url: &str| {
-                let options =
-                    EtcdOptions { url: url.to_owned(), raw_names, ..EtcdOptions::default() };
-                EtcdEndpoints::parse(&options).unwrap()
+                let options = EtcdOptions::from_url(url.parse().unwrap()).unwrap();
+                EtcdEndpoints::new(&EtcdOptions { raw_names, ..options }).unwrap()
             };
             assert_eq!(parse(url).identity(), identity);
             let without_options = identity.trim_end_matches("?names=raw");
@@ -271,11 +193,6 @@ mod tests {
 
     #[test]
     fn certificates_need_tls() {
-        let options = EtcdOptions {
-            url: "etcd://h".to_owned(),
-            ca: Some("/nowhere".into()),
-            ..EtcdOptions::default()
-        };
-        assert!(EtcdEndpoints::parse(&options).unwrap_err().to_string().contains("etcds://"));
+        assert!(parse("etcd://h?ca=/nowhere").unwrap_err().to_string().contains("etcds://"));
     }
 }

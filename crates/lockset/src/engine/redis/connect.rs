@@ -5,17 +5,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{
-    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError,
-    TlsCertificates,
-};
+use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError};
 
 use super::error::{classify, unreachable_error, with_server};
-use super::{Quorum, RedisOptions, TOMBSTONE_LIFE};
-use crate::engine::common::pem::read_pem;
-use crate::engine::url_host;
+use super::{ENGINE, Quorum, RedisOptions, TOMBSTONE_LIFE};
 use crate::error::{Error, Result};
+use crate::tls::{self, TlsFiles, TlsOptions};
+use crate::url::{Login, Url, UrlServers, identity};
 
+const DEFAULT_PORT: u16 = 6379;
+const DEFAULT_SENTINEL_PORT: u16 = 26379;
+const FORM: &str = "redis://[user:password@]host[:port][/db], \
+                    redis+sentinel://[user:password@]host[:port],…/service[/db] or \
+                    redis+cluster://[user:password@]host[:port],…; rediss for TLS";
 /// The time in which a sentinel must reply, connecting included.
 const SENTINEL_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -27,9 +29,8 @@ pub(super) struct RedisServers {
     pub(super) deployment: Deployment,
     /// The servers in the URL: the server itself, the sentinels, or some nodes of the cluster.
     pub(super) hosts: Vec<RedisAddress>,
-    /// User, password, database and TCP settings; the address is a placeholder.
+    /// TLS, user, password, database and TCP settings; the host is a placeholder.
     template: ConnectionInfo,
-    tls: Option<TlsCertificates>,
     /// The same for the sentinels.
     sentinel_template: Option<ConnectionInfo>,
     pub(super) quorum: Option<Arc<Quorum>>,
@@ -44,61 +45,132 @@ pub(super) enum Deployment {
     Cluster,
 }
 
+impl RedisOptions {
+    /// The options that the URL of one server, of sentinels or of a cluster has.
+    pub(crate) fn from_url(url: Url) -> Result<Self> {
+        let own = ["prefix", "replicas", "fence_idle", "first_lease", "courtesy", "sentinel_login"];
+        url.allow_options(&[&own[..], &tls::OPTIONS].concat())?;
+        let mut options = Self::common(&url)?;
+        if let Some(replicas) = url.option("replicas") {
+            options.replicas = replicas.parse()?;
+        }
+        if let Some(idle) = url.option("fence_idle") {
+            let days = idle.parse::<u64>().ok().filter(|days| (1..=3650).contains(days));
+            let days = days.ok_or_else(|| {
+                Error::invalid("fence_idle", idle, "it is a number of days from 1 to 3650")
+            })?;
+            options.fence_idle = Duration::from_secs(days * 86_400);
+        }
+        if let Some(longest) = url.duration("first_lease")? {
+            options.first_lease = longest;
+        }
+        options.courtesy = url.duration("courtesy")?;
+        options.sentinel_login = url.option("sentinel_login").map(str::to_owned);
+        Ok(Self { url, ..options })
+    }
+
+    /// The options of each node of a quorum, by the URL of the quorum.
+    pub(crate) fn of_nodes(url: &Url, quorum: &Arc<Quorum>) -> Result<Vec<Self>> {
+        let options = Self { quorum: Some(quorum.clone()), ..Self::common(url)? };
+        let scheme = if url.scheme() == "redlocks" { "rediss" } else { "redis" };
+        let nodes = url.of_each_server(scheme).into_iter();
+        Ok(nodes.map(|url| Self { url, ..options.clone() }).collect())
+    }
+
+    fn common(url: &Url) -> Result<Self> {
+        let mut options = Self { tls: TlsOptions::from_url(url)?, ..Self::default() };
+        if let Some(prefix) = url.option("prefix") {
+            options.prefix = prefix.to_owned();
+        }
+        Ok(options)
+    }
+}
+
 impl RedisServers {
-    pub(super) fn parse(options: &RedisOptions) -> Result<Self> {
-        let form = "redis://[user:password@]host[:port][/db], \
-                    redis+sentinel://[user:password@]host[:port],…/service[/db] or \
-                    redis+cluster://[user:password@]host[:port],…; rediss for TLS";
-        let bad = || Error::invalid("URL", "(not shown)", form);
-        let (scheme, rest) = options.url.split_once("://").ok_or_else(bad)?;
+    pub(super) fn new(options: &RedisOptions) -> Result<Self> {
+        let quorum = options.quorum.clone();
+        match &options.client {
+            Some(client) => Self::of_client(client, quorum),
+            None => Ok(Self { quorum, ..Self::of_url(options)? }),
+        }
+    }
+
+    fn of_client(client: &Client, quorum: Option<Arc<Quorum>>) -> Result<Self> {
+        let info = client.get_connection_info();
+        let address = match info.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                (host.clone(), *port)
+            }
+            _ => {
+                let what = "a client that is not connected by TCP or TLS".to_owned();
+                return Err(Error::Unsupported { engine: ENGINE, what });
+            }
+        };
+        Ok(Self {
+            deployment: Deployment::Single,
+            hosts: vec![address],
+            template: configure(info.clone(), redis::ProtocolVersion::RESP3),
+            sentinel_template: None,
+            quorum,
+        })
+    }
+
+    fn of_url(options: &RedisOptions) -> Result<Self> {
+        let invalid = |why: &str| Error::invalid("URL", "(not shown)", why);
+        let scheme = options.url.scheme();
         let (base, deployment) = scheme.split_once('+').unwrap_or((scheme, ""));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (user, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+        let is_sentinel = deployment == "sentinel";
+        let default_port = if is_sentinel { DEFAULT_SENTINEL_PORT } else { DEFAULT_PORT };
+        let UrlServers { hosts, logins, path } = options.url.servers(default_port, FORM)?;
         let (deployment, db) = match deployment {
-            "" => (Deployment::Single, path),
+            "" if hosts.len() > 1 => {
+                let why = "several servers are named: use redis+sentinel:// or redis+cluster://";
+                return Err(invalid(why));
+            }
+            "" => (Deployment::Single, path.as_str()),
             "cluster" => (Deployment::Cluster, ""),
             "sentinel" => {
-                let (service, db) = path.split_once('/').unwrap_or((path, ""));
+                let (service, db) = path.split_once('/').unwrap_or((&path, ""));
                 if service.is_empty() {
                     let why = "a Sentinel URL ends with the name of its service: …/mymaster";
-                    return Err(Error::invalid("URL", "(not shown)", why));
+                    return Err(invalid(why));
                 }
                 (Deployment::Sentinel(service.to_owned()), db)
             }
-            _ => return Err(bad()),
+            _ => return Err(invalid(FORM)),
         };
-        let info = |user: &str, host: &str, db: &str| {
-            let user = if user.is_empty() { String::new() } else { format!("{user}@") };
-            format!("{base}://{user}{host}/{db}").into_connection_info().map_err(|_| bad())
+        let db = match db.trim_matches('/') {
+            "" => 0,
+            db => db.parse().map_err(|_| invalid(FORM))?,
         };
-        let default_port = if matches!(deployment, Deployment::Sentinel(_)) { 26379 } else { 6379 };
-        let hosts: Vec<&str> = hosts.split(',').collect();
-        if deployment == Deployment::Single && hosts.len() > 1 {
-            let why = "several servers are named: use redis+sentinel:// or redis+cluster://";
-            return Err(Error::invalid("URL", "(not shown)", why));
+        let is_tls = match base {
+            "redis" => false,
+            "rediss" => true,
+            _ => return Err(invalid(FORM)),
+        };
+        // To connect to a wildcard address means to connect to this machine, by accident.
+        if hosts.iter().any(|(host, _)| matches!(host.as_str(), "0.0.0.0" | "::")) {
+            return Err(invalid("it names no host, but every address of this machine"));
         }
-        let addresses = hosts.iter().map(|host| {
-            let host = with_port(host, default_port);
-            address(info("", &host, "")?.addr()).ok_or_else(bad)
-        });
-        let addresses = addresses.collect::<Result<Vec<_>>>()?;
-        let first = with_port(hosts.first().copied().unwrap_or_default(), default_port);
-        let template = configure(info(user, &first, db)?, redis::ProtocolVersion::RESP3);
-        let sentinel_template = match &options.sentinel_login {
-            Some(login) => info(login, &first, "")?,
-            None => info("", &first, "")?,
+        let [first, ..] = hosts.as_slice() else { return Err(invalid(FORM)) };
+        let addr = match options.tls.read(is_tls, "rediss")? {
+            None => ConnectionAddr::Tcp(first.0.clone(), first.1),
+            Some(files) => tls_address(first, files)?,
         };
-        let sentinel_template = configure(sentinel_template, redis::ProtocolVersion::RESP2);
+        let info = addr.into_connection_info().map_err(|_| invalid(FORM))?;
+        let template = login(info.clone(), logins.into_iter().next().flatten(), db);
+        let sentinel_login = match &options.sentinel_login {
+            Some(text) => Some(Login::parse(text).ok_or_else(|| invalid(FORM))?),
+            None => None,
+        };
         let sentinel_template =
-            matches!(deployment, Deployment::Sentinel(_)).then_some(sentinel_template);
-        let tls = load_certificates(options, base == "rediss")?;
+            configure(login(info, sentinel_login, 0), redis::ProtocolVersion::RESP2);
         Ok(Self {
             deployment,
-            hosts: addresses,
-            template,
-            tls,
-            sentinel_template,
-            quorum: options.quorum.clone(),
+            hosts,
+            template: configure(template, redis::ProtocolVersion::RESP3),
+            sentinel_template: is_sentinel.then_some(sentinel_template),
+            quorum: None,
         })
     }
 
@@ -109,26 +181,17 @@ impl RedisServers {
             ConnectionAddr::TcpTls { .. } => "rediss",
             _ => "redis",
         };
-        let mut hosts: Vec<String> =
-            self.hosts.iter().map(|(host, port)| url_host(host, *port)).collect();
         match &self.deployment {
-            Deployment::Single => format!("{scheme}://{}/{db}", hosts.join(",")),
+            Deployment::Single => identity(scheme, &self.hosts, &format!("/{db}")),
             // The URL may name the sentinels in any order, and only some of them.
             Deployment::Sentinel(service) => format!("redis+sentinel:{service}/{db}"),
-            Deployment::Cluster => {
-                hosts.sort();
-                format!("{scheme}+cluster://{}", hosts.join(","))
-            }
+            Deployment::Cluster => identity(&format!("{scheme}+cluster"), &self.hosts, ""),
         }
     }
 
     /// A client of the server at this address.
     pub(super) fn client(&self, address: &RedisAddress) -> std::result::Result<Client, RedisError> {
-        let info = with_address(&self.template, address);
-        match &self.tls {
-            Some(tls) => Client::build_with_tls(info, tls.clone()),
-            None => Client::open(info),
-        }
+        Client::open(with_address(&self.template, address))
     }
 
     /// The master that the sentinels name. All are asked at once, and the highest epoch wins. A
@@ -150,11 +213,7 @@ impl RedisServers {
     async fn ask_sentinel(&self, sentinel: &RedisAddress, service: &str) -> Result<SentinelMaster> {
         let query = async {
             let template = self.sentinel_template.as_ref().unwrap_or(&self.template);
-            let info = with_address(template, sentinel);
-            let client = match &self.tls {
-                Some(tls) => Client::build_with_tls(info, tls.clone())?,
-                None => Client::open(info)?,
-            };
+            let client = Client::open(with_address(template, sentinel))?;
             let mut multiplexed = client.get_multiplexed_async_connection().await?;
             // While it leads a failover, a sentinel reports the old master with the new epoch; only
             // the address by name is that of the promoted server.
@@ -214,34 +273,43 @@ pub(super) struct SentinelMaster {
     pub(super) replicas: u32,
 }
 
-fn with_port(host: &str, default: u16) -> String {
-    // `[::1]` has colons but no port.
-    match host.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']')) {
-        true => host.to_owned(),
-        false => format!("{host}:{default}"),
-    }
+/// An address that is connected to with TLS.
+#[cfg(feature = "redis-tls")]
+fn tls_address((host, port): &RedisAddress, files: TlsFiles) -> Result<ConnectionAddr> {
+    let (host, port) = (host.clone(), *port);
+    let addr = ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None };
+    let Some(certificates) = files.into_redis() else { return Ok(addr) };
+    let client = Client::build_with_tls(addr, certificates).map_err(|error| {
+        let why = format!("{error}: check the files of the options ca, cert and key");
+        Error::invalid("TLS set-up", "(not shown)", why)
+    })?;
+    Ok(client.get_connection_info().addr().clone())
 }
 
-fn address(addr: &ConnectionAddr) -> Option<RedisAddress> {
-    match addr {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            Some((host.clone(), *port))
-        }
-        _ => None,
-    }
+#[cfg(not(feature = "redis-tls"))]
+fn tls_address(_: &RedisAddress, _: TlsFiles) -> Result<ConnectionAddr> {
+    let what = "TLS: it was not compiled in; enable the cargo feature `redis-tls`".to_owned();
+    Err(Error::Unsupported { engine: ENGINE, what })
 }
 
 fn with_address(template: &ConnectionInfo, (host, port): &RedisAddress) -> ConnectionInfo {
-    let addr = match template.addr() {
-        ConnectionAddr::TcpTls { .. } => ConnectionAddr::TcpTls {
-            host: host.clone(),
-            port: *port,
-            insecure: false,
-            tls_params: None,
-        },
-        _ => ConnectionAddr::Tcp(host.clone(), *port),
+    let (host, port) = (host.clone(), *port);
+    let addr = match template.addr().clone() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure, tls_params }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
     };
     template.clone().set_addr(addr)
+}
+
+fn login(info: ConnectionInfo, login: Option<Login>, db: i64) -> ConnectionInfo {
+    let mut settings = info.redis_settings().clone().set_db(db);
+    if let Some(Login { user, password }) = login {
+        settings = if user.is_empty() { settings } else { settings.set_username(user) };
+        settings = if password.is_empty() { settings } else { settings.set_password(password) };
+    }
+    info.set_redis_settings(settings)
 }
 
 fn configure(info: ConnectionInfo, protocol: redis::ProtocolVersion) -> ConnectionInfo {
@@ -255,43 +323,29 @@ fn configure(info: ConnectionInfo, protocol: redis::ProtocolVersion) -> Connecti
     info.set_redis_settings(settings).set_tcp_settings(tcp)
 }
 
-/// Reads the certificates that the options name. Without any, the system's authorities are
-/// trusted.
-fn load_certificates(options: &RedisOptions, is_tls: bool) -> Result<Option<TlsCertificates>> {
-    let RedisOptions { ca, client_certificate, .. } = options;
-    if ca.is_none() && client_certificate.is_none() {
-        return Ok(None);
-    }
-    if !is_tls {
-        let why = "certificates are for TLS: write rediss://";
-        return Err(Error::invalid("URL option", "ca, cert, key", why));
-    }
-    let client_tls = match client_certificate {
-        None => None,
-        Some((cert, key)) => {
-            let client_cert = read_pem(cert, "CERTIFICATE")?;
-            Some(ClientTlsConfig { client_cert, client_key: read_pem(key, "PRIVATE KEY")? })
-        }
-    };
-    let root_cert = ca.as_deref().map(|path| read_pem(path, "CERTIFICATE")).transpose()?;
-    Ok(Some(TlsCertificates { client_tls, root_cert }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn parse(url: &str) -> Result<RedisServers> {
-        RedisServers::parse(&RedisOptions { url: url.to_owned(), ..RedisOptions::default() })
+        RedisServers::new(&RedisOptions::from_url(url.parse()?)?)
     }
 
     fn host(name: &str, port: u16) -> RedisAddress {
         (name.to_owned(), port)
     }
 
+    #[cfg(feature = "redis-tls")]
+    #[test]
+    fn tls_urls_are_parsed() {
+        for identity in ["rediss://h:77/3", "rediss+cluster://a:1,b:6379"] {
+            assert_eq!(parse(identity).unwrap().identity(), identity);
+        }
+    }
+
     #[test]
     fn every_form_of_url_is_parsed() {
-        let one = parse("rediss://user:pw@example.org/3").unwrap();
+        let one = parse("redis://user:pw@example.org/3").unwrap();
         assert_eq!(
             (one.deployment, one.hosts),
             (Deployment::Single, vec![host("example.org", 6379)])
@@ -309,9 +363,9 @@ mod tests {
     fn an_identity_names_its_servers_as_a_url_does() {
         for (url, identity) in [
             ("redis://user:pw@h", "redis://h:6379/0"),
-            ("rediss://h:77/3", "rediss://h:77/3"),
+            ("redis://h:77/3", "redis://h:77/3"),
             ("redis://[::1]/1", "redis://[::1]:6379/1"),
-            ("rediss+cluster://b,a:1", "rediss+cluster://a:1,b:6379"),
+            ("redis+cluster://b,a:1", "redis+cluster://a:1,b:6379"),
         ] {
             let servers = parse(url).unwrap();
             assert_eq!(servers.identity(), identity);
@@ -321,6 +375,41 @@ mod tests {
         let sentinel = parse("redis+sentinel://a,b/mine/2").unwrap().identity();
         assert_eq!(sentinel, "redis+sentinel:mine/2");
         assert!(parse(&sentinel).is_err());
+    }
+
+    #[cfg(not(feature = "redis-tls"))]
+    #[test]
+    fn tls_that_is_not_compiled_in_names_its_feature() {
+        for url in ["rediss://h", "rediss+sentinel://h/mine", "rediss+cluster://h"] {
+            let error = parse(url).unwrap_err().to_string();
+            assert!(error.contains("cargo feature `redis-tls`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_address_and_the_login_of_a_client_are_used() {
+        let client = Client::open("redis://me:hunter2@cache.example:77/3").unwrap();
+        let options = RedisOptions { client: Some(client), ..RedisOptions::default() };
+        let servers = RedisServers::new(&options).unwrap();
+        assert_eq!(servers.identity(), "redis://cache.example:77/3");
+        let settings = servers.template.redis_settings();
+        assert_eq!((settings.username(), settings.password()), (Some("me"), Some("hunter2")));
+        assert_eq!(settings.protocol(), redis::ProtocolVersion::RESP3);
+        let socket = ConnectionAddr::Unix("/run/redis.sock".into());
+        let client = Some(Client::open(socket.into_connection_info().unwrap()).unwrap());
+        let options = RedisOptions { client, ..RedisOptions::default() };
+        assert!(matches!(RedisServers::new(&options), Err(Error::Unsupported { .. })));
+    }
+
+    #[cfg(feature = "redis-tls")]
+    #[test]
+    fn the_tls_settings_of_a_client_are_used() {
+        let client = Client::open("rediss://cache.example/#insecure").unwrap();
+        let options = RedisOptions { client: Some(client), ..RedisOptions::default() };
+        let servers = RedisServers::new(&options).unwrap();
+        assert_eq!(servers.identity(), "rediss://cache.example:6379/0");
+        let info = with_address(&servers.template, &host("other.example", 1));
+        assert!(matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }));
     }
 
     /// A sentinel that reports the master's port and epoch after a delay.
@@ -368,7 +457,14 @@ mod tests {
 
     #[test]
     fn invalid_urls_are_refused_without_showing_secrets() {
-        for url in ["redis://a,b", "redis+sentinel://a", "redis+raft://a", "redis:a", "redis://"] {
+        for url in [
+            "redis://a,b",
+            "redis+sentinel://a",
+            "redis+raft://a",
+            "redis:a",
+            "redis://",
+            "redis://[::]",
+        ] {
             let refusal = parse(url).unwrap_err().to_string();
             assert!(refusal.contains("(not shown)"), "{refusal}");
         }

@@ -1,61 +1,50 @@
 //! The URL and the options of a client: its servers, chroot, login and TLS.
 
-use std::fmt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsConnector;
 
 use super::ZooKeeperOptions;
 use super::client::ServerList;
-use super::paths::unescape;
 use crate::error::{Error, Result};
+use crate::tls::{self, TlsOptions};
+use crate::url::{Url, UrlServers};
 
 const DEFAULT_PORT: u16 = 2181;
 const DEFAULT_CHROOT: &str = "/lockset";
 
-impl ServerList {
-    pub(super) fn parse(options: &ZooKeeperOptions) -> Result<Self> {
-        let form = "zk://[user:password@]host[:port],…[/chroot]; zks for TLS";
-        let invalid = || Error::invalid("URL", "(not shown)", form);
-        let (scheme, rest) = options.url.split_once("://").ok_or_else(invalid)?;
-        let is_tls = match scheme {
-            "zk" => false,
-            "zks" => true,
-            _ => return Err(invalid()),
+impl ZooKeeperOptions {
+    pub(crate) fn from_url(url: Url) -> Result<Self> {
+        url.allow_options(&[&["layout", "names"][..], &tls::OPTIONS].concat())?;
+        let raw_names = match url.option("names") {
+            None | Some("escaped") => false,
+            Some("raw") => true,
+            Some(other) => return Err(Error::invalid("names", other, "there are escaped and raw")),
         };
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (mut hosts, mut login) = (Vec::new(), None);
-        for part in authority.split(',') {
-            let (user, host) = match part.rsplit_once('@') {
-                Some((user, host)) => (Some(user), host),
-                None => (None, part),
-            };
-            hosts.push(host_and_port(host).ok_or_else(invalid)?);
-            // One user for all servers: that of the first host with one.
-            let user = user.filter(|user| login.is_none() && !user.starts_with(':'));
-            if let Some(user) = user {
-                let (name, password) = user.split_once(':').unwrap_or((user, ""));
-                let name = unescape(name).ok_or_else(invalid)?;
-                let password = unescape(password).ok_or_else(invalid)?;
-                login = Some(format!("{name}:{password}"));
-            }
-        }
-        let chroot = chroot(path)?;
-        Ok(Self { hosts, chroot, login, tls: tls_connector(options, is_tls)? })
+        let layout = url.option("layout").map(str::parse).transpose()?.unwrap_or_default();
+        let tls = TlsOptions::from_url(&url)?;
+        Ok(Self { url, layout, raw_names, tls, ..Self::default() })
     }
 }
 
-fn host_and_port(text: &str) -> Option<(String, u16)> {
-    // `[::1]` contains colons but no port.
-    let (host, port) = match text.rsplit_once(':').filter(|(_, port)| !port.contains(']')) {
-        Some((host, port)) => (host, port.parse().ok()?),
-        None => (text, DEFAULT_PORT),
-    };
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    (!host.is_empty() && port > 0).then(|| (host.to_owned(), port))
+impl ServerList {
+    pub(super) fn new(options: &ZooKeeperOptions) -> Result<Self> {
+        let form = "zk://[user:password@]host[:port],…[/chroot]; zks for TLS";
+        let is_tls = match options.url.scheme() {
+            "zk" => false,
+            "zks" => true,
+            _ => return Err(Error::invalid("URL", "(not shown)", form)),
+        };
+        let UrlServers { hosts, logins, path } = options.url.servers(DEFAULT_PORT, form)?;
+        // One user for all servers: that of the first host with one.
+        let login = logins.into_iter().flatten().find(|login| !login.user.is_empty());
+        let login = login.map(|login| format!("{}:{}", login.user, login.password));
+        let tls = match options.tls.read(is_tls, "zks")? {
+            None => None,
+            Some(files) => Some(TlsConnector::from(Arc::new(files.into_rustls()?))),
+        };
+        Ok(Self { hosts, chroot: chroot(&path)?, login, tls })
+    }
 }
 
 fn chroot(path: &str) -> Result<String> {
@@ -71,74 +60,12 @@ fn chroot(path: &str) -> Result<String> {
     Ok(format!("/{path}"))
 }
 
-fn tls_connector(options: &ZooKeeperOptions, is_tls: bool) -> Result<Option<TlsConnector>> {
-    let ZooKeeperOptions { ca, client_certificate, .. } = options;
-    if !is_tls {
-        return match ca.is_some() || client_certificate.is_some() {
-            false => Ok(None),
-            true => {
-                let why = "certificates need TLS: use zks://";
-                Err(Error::invalid("URL option", "ca, cert, key", why))
-            }
-        };
-    }
-    let mut roots = rustls::RootCertStore::empty();
-    match ca {
-        Some(ca) => {
-            for certificate in certificates(ca)? {
-                roots.add(certificate).map_err(|error| bad_file(ca, &error))?;
-            }
-        }
-        None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let invalid = |error: rustls::Error| Error::invalid("URL", "(not shown)", error.to_string());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(invalid)?
-        .with_root_certificates(roots);
-    let config = match client_certificate {
-        None => config.with_no_client_auth(),
-        Some((cert, key)) => {
-            let private = PrivateKeyDer::from_pem_file(key).map_err(|error| bad_pem(key, error))?;
-            config.with_client_auth_cert(certificates(cert)?, private).map_err(invalid)?
-        }
-    };
-    Ok(Some(TlsConnector::from(Arc::new(config))))
-}
-
-fn certificates(path: &PathBuf) -> Result<Vec<CertificateDer<'static>>> {
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| bad_pem(path, error))?;
-    let all: Vec<_> =
-        read.collect::<std::result::Result<_, _>>().map_err(|error| bad_pem(path, error))?;
-    match all.is_empty() {
-        true => Err(bad_file(path, &"it contains no certificate in PEM form")),
-        false => Ok(all),
-    }
-}
-
-fn bad_pem(path: &Path, error: rustls::pki_types::pem::Error) -> Error {
-    use rustls::pki_types::pem::Error::{Io, NoItemsFound};
-    match error {
-        Io(error) => bad_file(path, &error),
-        NoItemsFound => bad_file(path, &"it contains nothing of this kind in PEM form"),
-        // The content of the file may be secret.
-        _ => bad_file(path, &"it is not in PEM form"),
-    }
-}
-
-fn bad_file(path: &Path, why: &dyn fmt::Display) -> Error {
-    Error::invalid("file", &path.display().to_string(), why.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn parse(url: &str) -> Result<ServerList> {
-        ServerList::parse(&ZooKeeperOptions { url: url.to_owned(), ..ZooKeeperOptions::default() })
+        ServerList::new(&ZooKeeperOptions::from_url(url.parse()?)?)
     }
 
     #[test]
@@ -171,14 +98,9 @@ mod tests {
 
     #[test]
     fn certificates_need_tls_and_must_exist() {
-        let options = |url: &str, ca: &str| ZooKeeperOptions {
-            url: url.to_owned(),
-            ca: Some(ca.into()),
-            ..ZooKeeperOptions::default()
-        };
-        let error = ServerList::parse(&options("zk://a", "/x")).unwrap_err().to_string();
+        let error = parse("zk://a?ca=/x").unwrap_err().to_string();
         assert!(error.contains("zks://"), "{error}");
-        let error = ServerList::parse(&options("zks://a", "/does/not/exist")).unwrap_err();
+        let error = parse("zks://a?ca=/does/not/exist").unwrap_err();
         assert!(error.to_string().contains("/does/not/exist"), "{error}");
     }
 }

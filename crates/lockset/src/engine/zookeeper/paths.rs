@@ -3,6 +3,7 @@
 use super::layout::Layout;
 use crate::error::{Error, Result};
 use crate::name::Name;
+use crate::url::percent_decode;
 
 /// The child of the chroot that cells are below. No lock has this name, because a `%` in a name is
 /// written `%25`.
@@ -50,7 +51,7 @@ impl NodePaths {
 
     /// The name whose cell is this child of the cells' root.
     pub(super) fn name_of_cell(&self, node: &str) -> Option<Name> {
-        unescape(node)?.parse().ok().filter(|name: &Name| escape(name.as_str()) == node)
+        percent_decode(node)?.parse().ok().filter(|name: &Name| escape(name.as_str()) == node)
     }
 
     /// The name whose lock has this parent, given relative to the chroot.
@@ -59,7 +60,10 @@ impl NodePaths {
             return relative.parse().ok().filter(|name| self.lock_parent(name).is_ok());
         }
         // Must escape to the same text: a name has one node.
-        unescape(relative)?.parse().ok().filter(|name: &Name| escape(name.as_str()) == relative)
+        percent_decode(relative)?
+            .parse()
+            .ok()
+            .filter(|name: &Name| escape(name.as_str()) == relative)
     }
 
     /// The name that a change at `path` concerns.
@@ -99,22 +103,6 @@ fn must_be_escaped(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{E000}'..='\u{F8FF}' | '\u{FFF0}'..='\u{FFFF}')
         || c > '\u{FFFF}'
-}
-
-/// Decodes `%XX`.
-pub(super) fn unescape(text: &str) -> Option<String> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        out.push(match byte {
-            b'%' => {
-                let (high, low) = (bytes.next()? as char, bytes.next()? as char);
-                u8::try_from(high.to_digit(16)? * 16 + low.to_digit(16)?).ok()?
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(out).ok()
 }
 
 #[cfg(test)]

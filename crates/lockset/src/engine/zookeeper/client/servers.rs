@@ -9,12 +9,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::engine::url_host;
+use crate::url::{HostPort, host_port, identity};
 
 /// The servers, the node that everything is below, and how to log in.
 pub(crate) struct ServerList {
     /// Host and port of each server.
-    pub(crate) hosts: Vec<(String, u16)>,
+    pub(crate) hosts: Vec<HostPort>,
     /// The node that all others are below, such as `/lockset`.
     pub(crate) chroot: String,
     /// `user:password`, of the `digest` scheme.
@@ -26,10 +26,7 @@ impl ServerList {
     /// A URL without secrets.
     pub(crate) fn identity(&self) -> String {
         let scheme = if self.tls.is_some() { "zks" } else { "zk" };
-        let mut hosts: Vec<String> =
-            self.hosts.iter().map(|(host, port)| url_host(host, *port)).collect();
-        hosts.sort();
-        format!("{scheme}://{}{}", hosts.join(","), self.chroot)
+        identity(scheme, &self.hosts, &self.chroot)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -59,8 +56,7 @@ impl ServerList {
 
     /// The error, with the server at `index` that it is about.
     pub(super) fn describe_error(&self, index: usize, error: &io::Error) -> String {
-        let (host, port) = &self.hosts[index % self.hosts.len()];
-        format!("{host}:{port}: {error}")
+        format!("{}: {error}", host_port(&self.hosts[index % self.hosts.len()]))
     }
 }
 
