@@ -11,7 +11,7 @@ use crate::barrier::Barrier;
 use crate::client::{Client, Settings};
 use crate::clock::Clock;
 use crate::election::Election;
-use crate::engine::{Break, Capabilities, Engine, Holder, LockState, Mode, Scope};
+use crate::engine::{Break, Capabilities, Engine, Holder, LockState, Mode, Scope, watch};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::hold::ClientGate;
@@ -356,9 +356,10 @@ impl Lockset {
 }
 
 impl Client {
-    fn watch(&self, scope: Scope) -> BoxStream<'static, Result<LockState>> {
+    /// The states of all names in scope, then of each that changed.
+    pub(crate) fn watch(&self, scope: Scope) -> BoxStream<'static, Result<LockState>> {
         let base = self.settings.token_base;
-        let states = self.engine.watch(&scope);
+        let states = watch(&self.engine, self.clock.clone(), scope);
         states.map(move |state| state.map(|state| lift(state, base))).boxed()
     }
 

@@ -21,25 +21,25 @@
 //! transactions.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::{FutureExt, StreamExt, TryFutureExt};
+use futures_util::{StreamExt, TryFutureExt};
+use tokio::time::Instant;
 
 use self::claims::Standing;
 use self::store::{Store, Transaction};
-use super::common::watch::{Recheck, hints_of, told_once, watch_states_with};
+use super::common::hints::{HintReceiver, RECHECK, told_once};
 use super::{
-    Amend, Break, Capabilities, Claim, Engine, Event, Grant, Holder, LockState, Scope, Swap,
+    Amend, Break, Capabilities, Claim, Engine, Event, Grant, Hint, Holder, LockState, Scope, Swap,
     Version, Wait,
 };
 use crate::clock::Clock;
 use crate::error::{Error, LossReason, Result};
 use crate::name::{Name, Prefix};
 use crate::report::report;
-use crate::sync;
 use crate::token::Token;
 
 mod claims;
@@ -258,26 +258,16 @@ impl Engine for Local {
         self.store.write(PATIENCE, move |txn| txn.remove(&claim)).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let (store, scope) = (self.store.clone(), scope.clone());
-        async move {
-            let (watching, changes) = Watching::begin(store.clone(), &scope).await?;
-            let first = match scope.clone() {
-                Scope::Name(name) => vec![name],
-                Scope::Prefix(prefix) => {
-                    let states = store.read(PATIENCE, move |t| t.states_below(prefix.as_str()));
-                    states.await?.into_iter().map(|state| state.name).collect()
-                }
-            };
-            let read = move |name: &Name| {
-                let (store, name) = (watching.store.clone(), name.clone());
-                async move { store.read(PATIENCE, move |txn| txn.state(&name)).await }
-            };
-            let recheck = Some(recheck(store, scope));
-            Ok(watch_states_with(Clock::boot(), first, hints_of(changes), read, recheck))
-        }
-        .try_flatten_stream()
-        .boxed()
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        let watching = Watching::begin(self.store.clone(), scope.clone());
+        let next = |mut watching: Watching| async {
+            let hint = watching.next().await?;
+            Ok(hint.map(|hint| (hint, watching)))
+        };
+        watching
+            .map_ok(move |started| futures_util::stream::try_unfold(started, next))
+            .try_flatten_stream()
+            .boxed()
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
@@ -318,57 +308,51 @@ struct Watching {
     store: Arc<Store>,
     /// In the file.
     id: i64,
-    /// At the desk.
-    number: u64,
+    /// What the letters tell.
+    hints: HintReceiver,
+    next_recheck: Instant,
+    /// The stamp of the file when all names were last read.
+    stamp: Option<(u64, i64)>,
 }
 
 impl Watching {
-    async fn begin(store: Arc<Store>, scope: &Scope) -> Result<(Self, Changes)> {
+    async fn begin(store: Arc<Store>, scope: Scope) -> Result<Self> {
         store.unless_forked()?;
-        let (number, changes) = store.inbox.desk.changes(scope);
+        let hints = store.inbox.desk.hints(&scope);
         let id = store.begin_watch();
         // From here on, dropping it ends the watch, also while its row is still being written.
-        let watching = Self { store, id, number };
-        let scope = scope.clone();
+        let watching = Self { store, id, hints, next_recheck: Instant::now(), stamp: None };
         watching.store.write(PATIENCE, move |txn| txn.add_watcher(id, &scope)).await?;
-        Ok((watching, changes))
+        Ok(watching)
+    }
+
+    /// A letter may be lost, above all while its reader is stopped and its inbox full. So all names
+    /// are read again if anything at all was written since they were read last.
+    async fn next(&mut self) -> Result<Option<Hint>> {
+        loop {
+            if Instant::now() < self.next_recheck {
+                tokio::select! {
+                    biased;
+                    hint = self.hints.next() => return hint.transpose(),
+                    () = tokio::time::sleep_until(self.next_recheck) => {}
+                }
+            }
+            self.next_recheck = Instant::now() + RECHECK;
+            match self.store.read(PATIENCE, |txn| txn.stamp()).await {
+                Ok(stamp) if self.stamp != Some(stamp) => {
+                    self.stamp = Some(stamp);
+                    return Ok(Some(Hint::Missed));
+                }
+                Err(error) if !error.is_retryable() => return Err(error),
+                _ => {}
+            }
+        }
     }
 }
-
-/// Looks at the whole scope if anything at all was written since it looked last: a letter may be
-/// lost, above all while its reader is stopped and its inbox full.
-fn recheck(store: Arc<Store>, scope: Scope) -> Recheck {
-    let last = Arc::new(Mutex::new(None));
-    Recheck::often(Box::new(move || {
-        let (store, scope, last) = (store.clone(), scope.clone(), last.clone());
-        async move {
-            let known = *sync::lock(&last);
-            let found = store.read(PATIENCE, move |txn| {
-                let stamp = Some(txn.stamp()?);
-                if stamp == known {
-                    return Ok(None);
-                }
-                let states = match &scope {
-                    Scope::Name(name) => vec![txn.state(name)?],
-                    Scope::Prefix(prefix) => txn.states_below(prefix.as_str())?,
-                };
-                Ok(Some((stamp, states)))
-            });
-            Ok(found.await?.map(|(stamp, states)| {
-                *sync::lock(&last) = stamp;
-                states
-            }))
-        }
-        .boxed()
-    }))
-}
-
-type Changes = tokio::sync::mpsc::UnboundedReceiver<Name>;
 
 impl Drop for Watching {
     fn drop(&mut self) {
         if !self.store.is_forked() {
-            self.store.inbox.desk.end_changes(self.number);
             self.store.end_watch(self.id);
         }
     }

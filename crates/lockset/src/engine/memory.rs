@@ -15,11 +15,11 @@ use futures_core::stream::BoxStream;
 use tokio::sync::{Notify, mpsc};
 
 use super::common::admission::{Tally, check_permits, clash};
+use super::common::hints::{HintSenders, told_once};
 use super::common::tombstones::Tombstones;
-use super::common::watch::{told_once, watch_states};
 use super::{
-    Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Event, Grant, Holder, LockState,
-    Mode, Scope, Swap, Version, Wait, Waiter, drift,
+    Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Event, Grant, Hint, Holder,
+    LockState, Mode, Scope, Swap, Version, Wait, Waiter, drift,
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, LossReason, Result};
@@ -221,20 +221,10 @@ impl Engine for Memory {
         Ok(())
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let (tell, changes) = mpsc::unbounded_channel();
-        let mut home = self.home();
-        home.watchers.retain(|(_, tell)| !tell.is_closed());
-        home.watchers.push((scope.clone(), tell));
-        let first = match scope {
-            Scope::Name(name) => vec![name.clone()],
-            Scope::Prefix(prefix) => home.names(prefix),
-        };
-        let (home, clock) = (self.home.clone(), self.clock.clone());
-        watch_states(self.clock.clone(), first, changes, move |name| {
-            let state = sync::lock(&home).state(name, clock.now());
-            std::future::ready(Ok(state))
-        })
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        let (sender, hints) = self.home().watchers.add(scope);
+        sender.missed();
+        hints.into_stream()
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
@@ -283,7 +273,7 @@ struct Home {
     versions: u64,
     clients: HashMap<u64, mpsc::UnboundedSender<Event>>,
     joined: u64,
-    watchers: Vec<(Scope, mpsc::UnboundedSender<Name>)>,
+    watchers: HintSenders,
 }
 
 /// One name. The holders always came before the waiters, because admission is in strict order.
@@ -520,10 +510,7 @@ impl Home {
 
     fn touched(&mut self, name: &Name) {
         if !self.watchers.is_empty() {
-            self.watchers.retain(|(scope, tell)| match scope.covers(name) {
-                true => tell.send(name.clone()).is_ok(),
-                false => !tell.is_closed(),
-            });
+            self.watchers.changed(name);
         }
     }
 }

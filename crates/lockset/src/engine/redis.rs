@@ -43,10 +43,10 @@ use self::routing::RedisRouter;
 use self::scripts::Scripts;
 use self::waiters::RedisWaiters;
 use self::watch::WatchList;
-use super::common::watch::told_once;
+use super::common::hints::told_once;
 use super::{
-    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Health, Holder, LockState,
-    Replicas, Scope, Swap, Version, Wait,
+    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Health, Hint, Holder,
+    LockState, Replicas, Scope, Swap, Version, Wait,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -327,8 +327,8 @@ impl Engine for Redis {
         self.core.withdraw(claim).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        self.core.watch(scope)
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        self.core.hints(scope)
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {

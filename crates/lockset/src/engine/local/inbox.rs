@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, mpsc};
 
 use super::failed_by;
+use crate::engine::common::hints::{HintReceiver, HintSenders};
 use crate::engine::{ClaimId, Event, Scope};
 use crate::error::{LossReason, Result};
 use crate::name::Name;
@@ -239,7 +240,7 @@ impl Folder {
 #[derive(Debug)]
 pub(super) struct Desk {
     bells: Mutex<HashMap<ClaimId, Arc<Notify>>>,
-    watchers: Mutex<HashMap<u64, (Scope, mpsc::UnboundedSender<Name>)>>,
+    watchers: Mutex<HintSenders>,
     events: Mutex<Option<mpsc::UnboundedSender<Event>>>,
     listener: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
@@ -264,16 +265,9 @@ impl Desk {
         Bell { desk: self.clone(), id, notify }
     }
 
-    /// The names in `scope` that change from now on; the number ends it.
-    pub(super) fn changes(&self, scope: &Scope) -> (u64, mpsc::UnboundedReceiver<Name>) {
-        let (tell, changes) = mpsc::unbounded_channel();
-        let number = rand::random();
-        sync::lock(&self.watchers).insert(number, (scope.clone(), tell));
-        (number, changes)
-    }
-
-    pub(super) fn end_changes(&self, number: u64) {
-        sync::lock(&self.watchers).remove(&number);
+    /// The names in `scope` that change from now on.
+    pub(super) fn hints(&self, scope: &Scope) -> HintReceiver {
+        sync::lock(&self.watchers).add(scope).1
     }
 
     /// All events, for the one who asks first.
@@ -284,7 +278,7 @@ impl Desk {
     /// Ends the events.
     pub(super) fn close(&self) {
         *sync::lock(&self.events) = None;
-        sync::lock(&self.watchers).clear();
+        sync::lock(&self.watchers).close();
     }
 
     fn take(&self, letter: Letter) {
@@ -300,13 +294,7 @@ impl Desk {
                     let _ = events.send(Event::Lost(id, reason));
                 }
             }
-            Letter::Changed(name) => {
-                for (scope, tell) in sync::lock(&self.watchers).values() {
-                    if scope.covers(&name) {
-                        let _ = tell.send(name.clone());
-                    }
-                }
-            }
+            Letter::Changed(name) => sync::lock(&self.watchers).changed(&name),
         }
     }
 }
