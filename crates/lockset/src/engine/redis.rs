@@ -128,6 +128,27 @@ pub struct RedisOptions {
     pub sentinel_login: Option<String>,
     /// For a node of a quorum, which may be down at first: what it shares with the other nodes.
     pub quorum: Option<Arc<Quorum>>,
+    /// For the benchmark of what each is worth.
+    #[doc(hidden)]
+    pub shortcuts: RedisShortcuts,
+}
+
+/// What only makes the engine faster. The benchmark switches each off.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RedisShortcuts {
+    /// Requests that were made while another was in flight are sent in one script.
+    pub batches: bool,
+    /// Scripts try the usual case before they define their functions.
+    pub fast_paths: bool,
+    /// A token is not stored in the lock until a claim queues.
+    pub late_tokens: bool,
+}
+
+impl Default for RedisShortcuts {
+    fn default() -> Self {
+        Self { batches: true, fast_paths: true, late_tokens: true }
+    }
 }
 
 impl std::fmt::Debug for RedisOptions {
@@ -150,6 +171,7 @@ impl Default for RedisOptions {
             client_certificate: None,
             sentinel_login: None,
             quorum: None,
+            shortcuts: RedisShortcuts::default(),
         }
     }
 }
@@ -212,7 +234,7 @@ impl Redis {
         let watches = Arc::<WatchList>::default();
         let (sender, events) = mpsc::unbounded_channel();
         let on_push = on_push(waiters.clone(), watches.clone(), options.prefix.clone(), sender);
-        let scripts = Arc::new(Scripts::new(options.fence_idle, options.courtesy));
+        let scripts = Arc::new(Scripts::new(&options));
         let core = Arc::new(RedisCore {
             router: RedisRouter::open(servers, inbox, on_push, scripts.clone()).await?,
             scripts,

@@ -250,3 +250,48 @@ pub(crate) fn receiver_stream<T: Send + 'static>(
         Some((item, receiver))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn name(number: usize) -> Name {
+        format!("n{number}").parse().unwrap()
+    }
+
+    #[test]
+    fn hints_that_are_not_consumed_take_bounded_memory() {
+        let (sender, mut hints) = hint_channel(&Scope::Prefix("n".parse().unwrap()));
+        sender.changed(&"other".parse().unwrap());
+        assert!(hints.next().now_or_never().is_none(), "it is not in scope");
+        for _ in 0..3 {
+            (0..MAX_PENDING).for_each(|number| sender.changed(&name(number)));
+        }
+        assert_eq!(sync::lock(&sender.pending).names.len(), MAX_PENDING);
+        sender.changed(&name(MAX_PENDING));
+        assert!(sync::lock(&sender.pending).names.is_empty());
+        let hint = hints.next().now_or_never().unwrap().unwrap().unwrap();
+        assert_eq!(hint, Hint::Missed, "all of them");
+        sender.changed(&name(7));
+        drop(sender);
+        let hint = hints.next().now_or_never().unwrap().unwrap().unwrap();
+        assert_eq!(hint, Hint::Changed(name(7)), "what was sent before the end");
+        assert!(hints.next().now_or_never().unwrap().is_none());
+    }
+
+    #[test]
+    fn dropped_watches_are_forgotten() {
+        let mut all = HintSenders::default();
+        let (_, mut kept) = all.add(&Scope::Name(name(0)));
+        for number in 0..10_000 {
+            drop(all.add(&Scope::Name(name(number))));
+            drop(all.add(&Scope::Prefix("n".parse().unwrap())));
+        }
+        assert!(all.all().count() <= 2 * MIN_SWEEP, "{}", all.all().count());
+        all.changed(&name(0));
+        let hint = kept.next().now_or_never().unwrap().unwrap().unwrap();
+        assert_eq!(hint, Hint::Changed(name(0)));
+    }
+}

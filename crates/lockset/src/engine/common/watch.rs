@@ -30,21 +30,7 @@ pub(crate) fn watch(
     clock: Clock,
     scope: Scope,
 ) -> BoxStream<'static, Result<LockState>> {
-    let mut watch = Watch {
-        hints: engine.hints(&scope).fuse(),
-        engine: Arc::downgrade(engine),
-        due: Due::default(),
-        leases: BTreeMap::new(),
-        missed: false,
-        list_not_before: clock.now(),
-        failed: None,
-        reported: BTreeMap::new(),
-        clock,
-        scope,
-    };
-    if let Scope::Name(name) = &watch.scope {
-        watch.due.push(name.clone());
-    }
+    let watch = Watch::new(engine, clock, scope);
     futures_util::stream::unfold(watch, |mut watch| async {
         let state = watch.next().await?;
         Some((state, watch))
@@ -71,6 +57,25 @@ struct Watch {
 }
 
 impl Watch {
+    fn new(engine: &Arc<dyn Engine>, clock: Clock, scope: Scope) -> Self {
+        let mut due = Due::default();
+        if let Scope::Name(name) = &scope {
+            due.push(name.clone());
+        }
+        Self {
+            hints: engine.hints(&scope).fuse(),
+            engine: Arc::downgrade(engine),
+            due,
+            leases: BTreeMap::new(),
+            missed: false,
+            list_not_before: clock.now(),
+            failed: None,
+            reported: BTreeMap::new(),
+            clock,
+            scope,
+        }
+    }
+
     async fn next(&mut self) -> Option<Result<LockState>> {
         loop {
             // What changed twice is read once.
@@ -229,4 +234,46 @@ fn lasting(state: &LockState) -> u64 {
     let version = state.cell.as_ref().map(|cell| cell.version.0);
     (state.holders.len(), state.waiters.len(), state.fence, version).hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::memory::Memory;
+    use crate::engine::{Claim, Wait};
+
+    const NAMES: usize = 3_000;
+
+    /// More names change than hints are kept of.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_does_not_remember_names_for_ever_and_forgets_none_too_early() {
+        let engine: Arc<dyn Engine> = Arc::new(Memory::new(Clock::tokio()));
+        let all = Scope::Prefix("".parse().unwrap());
+        let mut watch = Watch::new(&engine, Clock::tokio(), all);
+        let mut reported = async |what: &str| {
+            let next = async |watch: &mut Watch| watch.next().await.unwrap().unwrap();
+            let mut states = BTreeMap::new();
+            let wait = Duration::from_secs(1);
+            while let Ok(state) = tokio::time::timeout(wait, next(&mut watch)).await {
+                states.insert(state.name, state.holders.len());
+            }
+            assert_eq!(states.len(), NAMES, "{what}");
+            (states, watch.reported.len(), watch.leases.len())
+        };
+        let claim = |number| Claim::plain(&format!("n{number}"), Duration::from_secs(3600));
+        let mut held = Vec::new();
+        for claim in (0..NAMES).map(claim) {
+            let grant = engine.acquire(&claim, Wait::No).await.unwrap().unwrap();
+            held.push((claim, grant));
+        }
+        let (states, known, leases) = reported("all are held").await;
+        assert!(states.values().all(|holders| *holders == 1));
+        assert_eq!((known, leases), (NAMES, NAMES));
+        for (claim, grant) in &held {
+            engine.release(claim, grant, None).await.unwrap();
+        }
+        let (states, known, leases) = reported("all are free").await;
+        assert!(states.values().all(|holders| *holders == 0));
+        assert_eq!((known, leases), (0, 0));
+    }
 }
