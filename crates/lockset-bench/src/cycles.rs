@@ -15,10 +15,10 @@ const SLICE: Duration = Duration::from_millis(30);
 const TASKS: usize = 64;
 
 /// Something that does cycles for about as long as it is told, and says how many.
-struct Variant<'a> {
-    run: Box<dyn FnMut(Duration) -> u64 + 'a>,
-    per_second: Vec<f64>,
-    server_cpu: Vec<f64>,
+pub(crate) struct Variant<'a> {
+    pub(crate) run: Box<dyn FnMut(Duration) -> u64 + 'a>,
+    pub(crate) per_second: Vec<f64>,
+    pub(crate) server_cpu: Vec<f64>,
 }
 
 /// The variants on one runtime.
@@ -94,7 +94,7 @@ fn speed(variant: &Variant<'_>) -> String {
     per_second(median(variant.per_second.iter().copied()))
 }
 
-fn runtimes() -> [Runtime; 2] {
+pub(crate) fn runtimes() -> [Runtime; 2] {
     use tokio::runtime::Builder;
 
     let many = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -133,7 +133,7 @@ impl<'a> Variant<'a> {
         Self { run: Box::new(run), per_second: Vec::new(), server_cpu: Vec::new() }
     }
 
-    fn slice(&mut self, server: &Server, span: Duration) {
+    pub(crate) fn slice(&mut self, server: &Server, span: Duration) {
         let (cpu, start) = (server.cpu(), Instant::now());
         let cycles = (self.run)(span) as f64;
         self.per_second.push(cycles / start.elapsed().as_secs_f64());
@@ -142,7 +142,7 @@ impl<'a> Variant<'a> {
 }
 
 /// Each worker in a task of its own on this runtime.
-fn on<'a, W: Worker>(runtime: &'a Runtime, mut workers: Vec<W>) -> Variant<'a> {
+pub(crate) fn on<'a, W: Worker>(runtime: &'a Runtime, mut workers: Vec<W>) -> Variant<'a> {
     Variant::new(move |span| {
         let until = Instant::now() + span;
         runtime.block_on(async {

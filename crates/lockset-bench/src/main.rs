@@ -30,6 +30,7 @@ mod processes;
 mod redlock;
 mod renewing;
 mod server;
+mod shortcuts;
 mod table;
 mod turns;
 mod zookeeper;
@@ -55,6 +56,7 @@ const SECTIONS: &[Section] = &[
     Section { name: "commands per grant while 128 wait", measure: processes::commands_per_grant },
     Section { name: "idle waiters", measure: idle::waiters },
     Section { name: "renewing 10,000 held locks", measure: renewing::held_locks },
+    Section { name: "special paths", measure: shortcuts::with_and_without },
 ];
 
 fn main() -> ExitCode {

@@ -2,8 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
+use lockset::clock::Clock;
+use lockset::engine::Engine;
 use lockset::{Lockset, Mutex};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
@@ -26,9 +29,18 @@ pub(crate) struct Ours(Mutex);
 
 impl Ours {
     pub(crate) async fn workers(server: &Server, count: usize) -> Vec<Self> {
-        let locks = Lockset::connect(&server.url()).await.unwrap();
+        Self::with(&Lockset::connect(&server.url()).await.unwrap(), count, count)
+    }
+
+    /// So many tasks that share so many names, on an engine with options of its own.
+    pub(crate) fn on(engine: Arc<dyn Engine>, tasks: usize, names: usize) -> Vec<Self> {
+        Self::with(&Lockset::with_engine(engine, Clock::boot()).unwrap(), tasks, names)
+    }
+
+    fn with(locks: &Lockset, tasks: usize, names: usize) -> Vec<Self> {
         // Runs beside others of its kind in the same round, hence names of its own.
-        let names = (0..count).map(|number| format!("ours/{:032x}/{number}", unique()));
+        let own = unique();
+        let names = (0..tasks).map(|number| format!("ours/{own:032x}/{}", number % names));
         names.map(|name| Self(locks.mutex(&name).unwrap())).collect()
     }
 }

@@ -8,8 +8,8 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::{
-    Admission, Amend, Capabilities, Claim, Engine, Event, Grant, Health, Renewal, Scope, Swap,
-    Version, Wait,
+    Admission, Amend, Capabilities, Claim, Engine, Event, Grant, Health, Hint, Renewal, Scope,
+    Swap, Version, Wait,
 };
 use lockset::{Break, Holder, LockState, Name, Prefix, Result, Token};
 use tokio::sync::watch;
@@ -65,15 +65,12 @@ pub trait Layer: Debug + Send + Sync + 'static {
         self.inner().withdraw(claim).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        self.inner().watch(scope)
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        self.inner().hints(scope)
     }
 
-    /// The first item of this layer's own watch, so that a layer that changes `watch` also changes
-    /// `inspect`.
     async fn inspect(&self, name: &Name) -> Result<LockState> {
-        let mut states = self.watch(&Scope::Name(name.clone()));
-        states.next().await.expect("a watch begins with the state of its name")
+        self.inner().inspect(name).await
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
@@ -152,8 +149,8 @@ impl<L: Layer> Engine for Layered<L> {
         self.0.withdraw(claim).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        self.0.watch(scope)
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        self.0.hints(scope)
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
@@ -273,8 +270,8 @@ impl Layer for Freezable {
         self.through(self.inner.withdraw(claim)).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        freezable_stream(self.inner.watch(scope), self.switch.clone())
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        freezable_stream(self.inner.hints(scope), self.switch.clone())
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {

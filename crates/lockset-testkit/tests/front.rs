@@ -11,7 +11,7 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::memory::Memory;
-use lockset::engine::{Claim, Engine, Event, Grant, Renewal, Scope, Swap, Version};
+use lockset::engine::{Claim, Engine, Event, Grant, Hint, Renewal, Scope, Swap, Version};
 use lockset::{Break, Error, LockOptions, LockState, Lockset, LossReason, Name, State, Ticket};
 use lockset_testkit::layer::{Layer, Layered};
 
@@ -415,13 +415,8 @@ impl Layer for LosesAnswers {
         &self.inner
     }
 
-    async fn inspect(&self, name: &Name) -> lockset::Result<LockState> {
-        self.inner.inspect(name).await
-    }
-
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, lockset::Result<LockState>> {
-        let cut = futures_util::stream::once(async { Err(unreachable()) });
-        self.inner.watch(scope).take(1).chain(cut).boxed()
+    fn hints(&self, _: &Scope) -> BoxStream<'static, lockset::Result<Hint>> {
+        futures_util::stream::once(async { Err(unreachable()) }).boxed()
     }
 
     async fn cell(

@@ -141,7 +141,7 @@ impl SharedCell {
     ) -> Result<R> {
         self.client.check_usable()?;
         let scope = Scope::Name(self.name.clone());
-        let (mut states, mut pause) = (self.client.engine.watch(&scope), PAUSES.0);
+        let (mut states, mut pause) = (self.client.watch(scope.clone()), PAUSES.0);
         loop {
             let state = tokio::select! {
                 biased;
@@ -164,7 +164,7 @@ impl SharedCell {
                     }
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(PAUSES.1);
-                    states = self.client.engine.watch(&scope);
+                    states = self.client.watch(scope.clone());
                 }
             }
         }

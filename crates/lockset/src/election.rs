@@ -112,11 +112,10 @@ impl Election {
         if let Err(error) = self.0.client.check_usable() {
             return futures_util::stream::once(std::future::ready(Err(error))).boxed();
         }
-        let base = self.0.client.settings.token_base;
-        let states = self.0.client.engine.watch(&Scope::Name(self.0.name.clone()));
+        let states = self.0.client.watch(Scope::Name(self.0.name.clone()));
         let mut last = None;
         let changes = states.filter_map(move |state| {
-            let leader = state.map(|state| leader_in(&state, base));
+            let leader = state.map(|state| leader_in(&state, 0));
             let news = match &leader {
                 Ok(leader) if last.as_ref() == Some(leader) => None,
                 _ => {

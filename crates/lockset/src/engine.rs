@@ -18,6 +18,8 @@ use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
 
 mod common;
+pub(crate) use common::watch::watch;
+
 #[cfg(feature = "etcd")]
 pub mod etcd;
 #[cfg(feature = "local")]
@@ -114,9 +116,16 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// Only [`Error::Unreachable`]. Withdrawing an unknown claim is not an error.
     async fn withdraw(&self, claim: &Claim) -> Result<()>;
 
-    /// The states of all names in `scope`, then of each name again whenever it may have changed.
-    /// [`Scope::Name`] always yields that name's state first, as [`inspect`](Engine::inspect) does.
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>>;
+    /// Which names in `scope` may have changed: [`Lockset::watch`](crate::Lockset::watch) reads
+    /// them. A hint need not be exact; it costs one read. [`Hint::Missed`] comes first, once
+    /// changes are reported from then on, and again whenever hints may have been lost. An error is
+    /// reported by the watch. The stream ends when the engine is closed.
+    ///
+    /// By default all names are read every second.
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        let _ = scope;
+        common::hints::polling_hints()
+    }
 
     /// The state of one name now.
     ///
@@ -530,6 +539,15 @@ impl Scope {
             Scope::Prefix(prefix) => prefix.covers(name),
         }
     }
+}
+
+/// What an engine reports to a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// This name may have changed.
+    Changed(Name),
+    /// Changes may have gone unreported: the watch reads its whole scope.
+    Missed,
 }
 
 /// What an engine reports to a client by itself.

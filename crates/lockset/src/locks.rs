@@ -10,7 +10,7 @@ use crate::attach;
 use crate::barrier::Barrier;
 use crate::client::{Client, Settings};
 use crate::election::Election;
-use crate::engine::{Break, Capabilities, Engine, Holder, LockState, Mode, Scope};
+use crate::engine::{Break, Capabilities, Engine, Holder, LockState, Mode, Scope, watch};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::hold::ClientGate;
@@ -354,9 +354,10 @@ impl Lockset {
 }
 
 impl Client {
-    fn watch(&self, scope: Scope) -> BoxStream<'static, Result<LockState>> {
+    /// The states of all names in scope, then of each that changed.
+    pub(crate) fn watch(&self, scope: Scope) -> BoxStream<'static, Result<LockState>> {
         let base = self.settings.token_base;
-        let states = self.engine.watch(&scope);
+        let states = watch(&self.engine, self.clock.clone(), scope);
         states.map(move |state| state.map(|state| lift(state, base))).boxed()
     }
 

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use lockset::engine::{
-    Admission, Amend, Capabilities, Claim, ClaimId, Engine, Event, Grant, Renewal, Scope, Swap,
-    Version, Wait, drift, trusted_until,
+    Admission, Amend, Capabilities, Claim, ClaimId, Engine, Event, Grant, Hint, Renewal, Scope,
+    Swap, Version, Wait, drift, trusted_until,
 };
 use lockset::{
     Break, Error, Holder, LockState, LossReason, Mode, Name, Note, Prefix, Result, Token,
@@ -738,13 +738,11 @@ impl Layer for BreaksNothing {
         Ok(states.into_iter().flat_map(|state| state.holders).collect())
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
         // Other clients see the expected effect, so that the law gets to check the holder.
-        let revoke = |mut state: LockState| {
-            state.holders.iter_mut().for_each(|holder| holder.revoked = true);
-            state
-        };
-        self.0.watch(scope).map(move |state| state.map(revoke)).boxed()
+        let mut state = self.0.inspect(name).await?;
+        state.holders.iter_mut().for_each(|holder| holder.revoked = true);
+        Ok(state)
     }
 }
 
@@ -1129,12 +1127,8 @@ impl Layer for WatchesOnce {
         &self.0
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let first = match scope {
-            Scope::Name(_) => 1,
-            Scope::Prefix(_) => 0,
-        };
-        self.0.watch(scope).take(first).chain(futures_util::stream::pending()).boxed()
+    fn hints(&self, _: &Scope) -> BoxStream<'static, Result<Hint>> {
+        futures_util::stream::pending().boxed()
     }
 }
 
@@ -1154,18 +1148,16 @@ impl Layer for LosesFirstCellReply {
         &self.0
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let anonymous = |mut state: LockState| {
-            if let Some(cell) = &mut state.cell
-                && let Ok(mut content) = serde_json::from_slice::<serde_json::Value>(&cell.value)
-                && let Some(by) = content.get_mut("by").and_then(|by| by.as_array_mut())
-            {
-                by.iter_mut().for_each(|id| *id = ClaimId::random().to_string().into());
-                cell.value = content.to_string().into_bytes();
-            }
-            state
-        };
-        self.0.watch(scope).map(move |state| state.map(anonymous)).boxed()
+    async fn inspect(&self, name: &Name) -> Result<LockState> {
+        let mut state = self.0.inspect(name).await?;
+        if let Some(cell) = &mut state.cell
+            && let Ok(mut content) = serde_json::from_slice::<serde_json::Value>(&cell.value)
+            && let Some(by) = content.get_mut("by").and_then(|by| by.as_array_mut())
+        {
+            by.iter_mut().for_each(|id| *id = ClaimId::random().to_string().into());
+            cell.value = content.to_string().into_bytes();
+        }
+        Ok(state)
     }
 
     async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {

@@ -39,10 +39,10 @@ use self::leases::{EtcdLease, EtcdLeases};
 use self::ledger::{ClaimLedger, LedgerEntry};
 use self::request_error::EtcdErrorKind;
 use self::watch::EtcdWatcher;
-use super::common::watch::told_once;
+use super::common::hints::told_once;
 use super::{
-    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState,
-    Renewal, Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Hint, Holder,
+    LockState, Renewal, Scope, Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, LossReason, Result};
@@ -414,8 +414,8 @@ impl Engine for Etcd {
         self.core.withdraw(claim).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        self.core.watch(scope)
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        self.core.hints(scope)
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {

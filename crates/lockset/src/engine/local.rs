@@ -34,11 +34,11 @@ use futures_util::{StreamExt, TryFutureExt};
 
 use self::acquire::ClaimStatus;
 use self::store::{Store, Transaction};
-use self::watch::{FileWatch, recheck};
-use super::common::watch::{RECHECK, hints_of, told_once, watch_states_with};
+use self::watch::FileWatch;
+use super::common::hints::{RECHECK, told_once};
 use super::{
-    Admission, Amend, Break, Capabilities, Claim, Engine, Event, Grant, Holder, LockState, Renewal,
-    Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, Engine, Event, Grant, Hint, Holder, LockState,
+    Renewal, Scope, Swap, Version, Wait,
 };
 use crate::clock::Clock;
 use crate::error::{Error, LossReason, Result};
@@ -270,26 +270,16 @@ impl Engine for Local {
         self.store.write(BUSY_TIMEOUT, move |txn| txn.remove(&claim)).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let (store, scope) = (self.store.clone(), scope.clone());
-        async move {
-            let (watch, changes) = FileWatch::begin(store.clone(), &scope).await?;
-            let first = match scope.clone() {
-                Scope::Name(name) => vec![name],
-                Scope::Prefix(prefix) => {
-                    let states = store.read(BUSY_TIMEOUT, move |t| t.states_below(prefix.as_str()));
-                    states.await?.into_iter().map(|state| state.name).collect()
-                }
-            };
-            let read = move |name: &Name| {
-                let (store, name) = (watch.store.clone(), name.clone());
-                async move { store.read(BUSY_TIMEOUT, move |txn| txn.state(&name)).await }
-            };
-            let recheck = Some(recheck(store, scope));
-            Ok(watch_states_with(Clock::boot(), first, hints_of(changes), read, recheck))
-        }
-        .try_flatten_stream()
-        .boxed()
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        let watch = FileWatch::begin(self.store.clone(), scope.clone());
+        let next = |mut watch: FileWatch| async {
+            let hint = watch.next().await?;
+            Ok(hint.map(|hint| (hint, watch)))
+        };
+        watch
+            .map_ok(move |started| futures_util::stream::try_unfold(started, next))
+            .try_flatten_stream()
+            .boxed()
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {

@@ -16,11 +16,11 @@ use futures_core::stream::BoxStream;
 use tokio::sync::{Notify, mpsc};
 
 use super::common::admission::{Tally, check_permits, clash};
+use super::common::hints::{HintSenders, told_once};
 use super::common::tombstones::Tombstones;
-use super::common::watch::{told_once, watch_states};
 use super::{
-    Admission, Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Event, Grant, Holder,
-    LockState, Mode, Renewal, Scope, Swap, Version, Wait, Waiter, drift,
+    Admission, Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Event, Grant, Hint,
+    Holder, LockState, Mode, Renewal, Scope, Swap, Version, Wait, Waiter, drift,
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, LossReason, Result};
@@ -228,20 +228,10 @@ impl Engine for Memory {
         Ok(())
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let (sender, changes) = mpsc::unbounded_channel();
-        let mut home = self.home();
-        home.watchers.retain(|(_, sender)| !sender.is_closed());
-        home.watchers.push((scope.clone(), sender));
-        let first = match scope {
-            Scope::Name(name) => vec![name.clone()],
-            Scope::Prefix(prefix) => home.names(prefix),
-        };
-        let (home, clock) = (self.home.clone(), self.clock.clone());
-        watch_states(self.clock.clone(), first, changes, move |name| {
-            let state = sync::lock(&home).state(name, clock.now());
-            std::future::ready(Ok(state))
-        })
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        let (sender, hints) = self.home().watchers.add(scope);
+        sender.missed();
+        hints.into_stream()
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
@@ -290,7 +280,7 @@ struct MemoryHome {
     versions: u64,
     clients: HashMap<u64, mpsc::UnboundedSender<Event>>,
     joined: u64,
-    watchers: Vec<(Scope, mpsc::UnboundedSender<Name>)>,
+    watchers: HintSenders,
 }
 
 /// One name. The holders always came before the waiters, because admission is in strict order.
@@ -541,10 +531,7 @@ impl MemoryHome {
 
     fn notify_watchers(&mut self, name: &Name) {
         if !self.watchers.is_empty() {
-            self.watchers.retain(|(scope, sender)| match scope.covers(name) {
-                true => sender.send(name.clone()).is_ok(),
-                false => !sender.is_closed(),
-            });
+            self.watchers.changed(name);
         }
     }
 }

@@ -42,10 +42,10 @@ use self::routing::RedisRouter;
 use self::scripts::Scripts;
 use self::waiters::RedisWaiters;
 use self::watch::WatchList;
-use super::common::watch::told_once;
+use super::common::hints::told_once;
 use super::{
-    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Health, Holder,
-    LockState, Renewal, Replicas, Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Health, Hint,
+    Holder, LockState, Renewal, Replicas, Scope, Swap, Version, Wait,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -129,6 +129,27 @@ pub struct RedisOptions {
     pub sentinel_login: Option<String>,
     /// For a node of a quorum, which may be down at first: what it shares with the other nodes.
     pub quorum: Option<Arc<Quorum>>,
+    /// For the benchmark of what each is worth.
+    #[doc(hidden)]
+    pub shortcuts: RedisShortcuts,
+}
+
+/// What only makes the engine faster. The benchmark switches each off.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RedisShortcuts {
+    /// Requests that were made while another was in flight are sent in one script.
+    pub batches: bool,
+    /// Scripts try the usual case before they define their functions.
+    pub fast_paths: bool,
+    /// A token is not stored in the lock until a claim queues.
+    pub late_tokens: bool,
+}
+
+impl Default for RedisShortcuts {
+    fn default() -> Self {
+        Self { batches: true, fast_paths: true, late_tokens: true }
+    }
 }
 
 impl std::fmt::Debug for RedisOptions {
@@ -151,6 +172,7 @@ impl Default for RedisOptions {
             tls: TlsOptions::default(),
             sentinel_login: None,
             quorum: None,
+            shortcuts: RedisShortcuts::default(),
         }
     }
 }
@@ -213,7 +235,7 @@ impl Redis {
         let watches = Arc::<WatchList>::default();
         let (sender, events) = mpsc::unbounded_channel();
         let on_push = on_push(waiters.clone(), watches.clone(), options.prefix.clone(), sender);
-        let scripts = Arc::new(Scripts::new(options.fence_idle, options.courtesy));
+        let scripts = Arc::new(Scripts::new(&options));
         let core = Arc::new(RedisCore {
             router: RedisRouter::open(servers, inbox, on_push, scripts.clone()).await?,
             scripts,
@@ -329,8 +351,8 @@ impl Engine for Redis {
         self.core.withdraw(claim).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        self.core.watch(scope)
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        self.core.hints(scope)
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {

@@ -32,11 +32,11 @@ use tokio::sync::{mpsc, watch};
 
 use self::attempt::{Attempt, whole};
 use self::nodes::Nodes;
+use super::common::hints::told_once;
 use super::common::tombstones::Tombstones;
-use super::common::watch::told_once;
 use super::{
-    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState,
-    Mode, Renewal, Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Hint, Holder,
+    LockState, Mode, Renewal, Scope, Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, Result};
@@ -412,8 +412,8 @@ impl Engine for Redlock {
         self.core.withdraw(claim).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        self.core.watch(scope)
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        self.core.hints(scope)
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {

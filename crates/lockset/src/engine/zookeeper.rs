@@ -37,10 +37,10 @@ use self::client::{
 };
 use self::paths::NodePaths;
 use self::watch::NameWatchers;
-use super::common::watch::told_once;
+use super::common::hints::told_once;
 use super::{
-    Admission, Amend, Break, Capabilities, Claim, Engine, Event, Grant, Holder, LockState, Renewal,
-    Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, Engine, Event, Grant, Hint, Holder, LockState,
+    Renewal, Scope, Swap, Version, Wait,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -337,8 +337,8 @@ impl Engine for ZooKeeper {
         self.core.withdraw(claim).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        watch::watch(self.core.clone(), scope.clone())
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        watch::hints(self.core.clone(), scope.clone())
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {

@@ -1,99 +1,36 @@
-//! The watch stream: engines tell which names may have changed, and a slow recheck finds what they
-//! missed.
+//! The watch: reads each name in scope, and again whenever the engine hints that it may have
+//! changed.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::future::Future;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_core::Stream;
-use futures_core::future::BoxFuture;
 use futures_core::stream::BoxStream;
 use futures_util::stream::Fuse;
 use futures_util::{FutureExt, StreamExt};
-use tokio::sync::mpsc;
 
 use crate::clock::{Clock, Moment};
-use crate::engine::{Event, LockState};
-use crate::error::Result;
+use crate::engine::{Engine, Hint, LockState, Scope};
+use crate::error::{Error, Result};
 use crate::name::Name;
+use crate::report::report;
 
-/// How often a watch looks by itself, where changes may go unreported.
-pub(crate) const RECHECK: Duration = Duration::from_secs(1);
-/// It takes at most one part in so many of the time.
-const RECHECK_SHARE: u32 = 20;
+/// The pause before a name is read again that could not be.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// The time after which a name is read again whose lease has no known end.
+const UNTIMED_RECHECK: Duration = Duration::from_secs(15);
+/// Listing takes at most one part in so many of the time.
+const LISTING_SHARE: u32 = 20;
 
-/// What an engine tells a watch. It never has to be exact: a hint costs one look.
-#[derive(Clone, Debug)]
-pub(crate) enum Hint {
-    /// This name may have changed.
-    Changed(Name),
-    /// Changes may have gone unreported: all names are to be looked at. Only for watches with a
-    /// recheck.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only redis needs it"))]
-    Missed,
-}
-
-/// For engines whose hints may get lost.
-pub(crate) struct Recheck {
-    /// How often to look, as things are now.
-    pub(crate) every: Box<dyn Fn() -> Duration + Send>,
-    /// The states of all names in the scope of the watch; `None` if nothing has changed at all
-    /// since it was called last.
-    pub(crate) states: States,
-}
-
-type States = Box<dyn FnMut() -> BoxFuture<'static, Result<Option<Vec<LockState>>>> + Send>;
-
-#[cfg(any(feature = "local", feature = "zookeeper"))]
-impl Recheck {
-    /// Looks every [`RECHECK`].
-    pub(crate) fn often(states: States) -> Self {
-        Self { every: Box::new(|| RECHECK), states }
-    }
-}
-
-/// The states of the names in `first`, then of every name in `changes`, then of every name of
-/// which a reported lease has run out without anybody touching it.
-pub(crate) fn watch_states<R, F>(
+/// The states of all names in scope, then of each that changed. It ends when the engine is closed
+/// or dropped.
+pub(crate) fn watch(
+    engine: &Arc<dyn Engine>,
     clock: Clock,
-    first: Vec<Name>,
-    changes: mpsc::UnboundedReceiver<Name>,
-    read: R,
-) -> BoxStream<'static, Result<LockState>>
-where
-    R: Fn(&Name) -> F + Send + 'static,
-    F: Future<Output = Result<LockState>> + Send + 'static,
-{
-    watch_states_with(clock, first, hints_of(changes), read, None)
-}
-
-/// The same, and now and then the states of those names of which a change was not reported. With
-/// rechecks, a state that is as it was last reported is not reported again.
-pub(crate) fn watch_states_with<R, F>(
-    clock: Clock,
-    first: Vec<Name>,
-    hints: impl Stream<Item = Hint> + Send + 'static,
-    read: R,
-    recheck: Option<Recheck>,
-) -> BoxStream<'static, Result<LockState>>
-where
-    R: Fn(&Name) -> F + Send + 'static,
-    F: Future<Output = Result<LockState>> + Send + 'static,
-{
-    let now = clock.now();
-    let watch = Watch {
-        clock,
-        due: first.into(),
-        leases: BTreeMap::new(),
-        hints: hints.boxed().fuse(),
-        read,
-        recheck,
-        rechecked: now,
-        not_before: now,
-        missed: false,
-        reported: BTreeMap::new(),
-    };
+    scope: Scope,
+) -> BoxStream<'static, Result<LockState>> {
+    let watch = Watch::new(engine, clock, scope);
     futures_util::stream::unfold(watch, |mut watch| async {
         let state = watch.next().await?;
         Some((state, watch))
@@ -101,160 +38,187 @@ where
     .boxed()
 }
 
-/// Names from a channel as hints.
-pub(crate) fn hints_of(
-    changes: mpsc::UnboundedReceiver<Name>,
-) -> impl Stream<Item = Hint> + Send + 'static {
-    receiver_stream(changes).map(Hint::Changed)
-}
-
-struct Watch<R> {
+struct Watch {
+    engine: Weak<dyn Engine>,
     clock: Clock,
-    due: VecDeque<Name>,
-    /// When the first of the reported leases of a name ends.
+    scope: Scope,
+    hints: Fuse<BoxStream<'static, Result<Hint>>>,
+    /// The names to read.
+    due: Due,
+    /// When the first of the reported leases of a name ends: nothing else may tell that.
     leases: BTreeMap<Name, Moment>,
-    hints: Fuse<BoxStream<'static, Hint>>,
-    read: R,
-    recheck: Option<Recheck>,
-    /// When the last recheck ended, and before when there is to be no other.
-    rechecked: Moment,
-    not_before: Moment,
-    /// Hints may have been lost since.
+    /// The whole scope is to be read again, but not before that moment.
     missed: bool,
-    /// What was last reported of the names in use, as far as it does not change by itself. Only
-    /// kept if there are rechecks.
+    list_not_before: Moment,
+    /// What the engine's hints ended with.
+    failed: Option<Error>,
+    /// What was last reported of the names in use, as far as it does not change by itself.
     reported: BTreeMap<Name, u64>,
 }
 
-impl<R, F> Watch<R>
-where
-    R: Fn(&Name) -> F,
-    F: Future<Output = Result<LockState>>,
-{
+impl Watch {
+    fn new(engine: &Arc<dyn Engine>, clock: Clock, scope: Scope) -> Self {
+        let mut due = Due::default();
+        if let Scope::Name(name) = &scope {
+            due.push(name.clone());
+        }
+        Self {
+            hints: engine.hints(&scope).fuse(),
+            engine: Arc::downgrade(engine),
+            due,
+            leases: BTreeMap::new(),
+            missed: false,
+            list_not_before: clock.now(),
+            failed: None,
+            reported: BTreeMap::new(),
+            clock,
+            scope,
+        }
+    }
+
     async fn next(&mut self) -> Option<Result<LockState>> {
         loop {
-            let Some(name) = self.due.pop_front() else {
-                match self.event().await {
+            // What changed twice is read once.
+            while let Some(Some(hint)) = self.hints.next().now_or_never() {
+                self.on_hint(hint);
+            }
+            if let Some(name) = self.due.pop() {
+                let state = self.engine.upgrade()?.inspect(&name).await;
+                if self.is_news(&name, &state) {
+                    return Some(state);
+                }
+            } else if let Some(error) = self.failed.take() {
+                return Some(Err(error));
+            } else {
+                match self.wakeup().await {
                     Wakeup::Closed => return None,
-                    Wakeup::Told(hint) => self.on_hint(hint),
-                    Wakeup::Recheck => {
-                        if let Err(error) = self.look_at_all().await {
+                    Wakeup::Hint(hint) => self.on_hint(hint),
+                    Wakeup::LeaseEnd(name) => {
+                        self.leases.remove(&name);
+                        self.due.push(name);
+                    }
+                    Wakeup::List => {
+                        let engine = self.engine.upgrade()?;
+                        if let Err(error) = self.find_changes(&*engine).await {
                             return Some(Err(error));
                         }
                     }
                 }
-                continue;
-            };
-            // What changed twice since is reported once.
-            while let Some(Some(hint)) = self.hints.next().now_or_never() {
-                self.on_hint(hint);
-            }
-            self.due.retain(|other| *other != name);
-            let state = (self.read)(&name).await;
-            if self.is_news(&name, &state) {
-                return Some(state);
             }
         }
     }
 
-    fn on_hint(&mut self, hint: Hint) {
-        match hint {
-            Hint::Changed(name) if self.due.contains(&name) => {}
-            Hint::Changed(name) => self.due.push_back(name),
-            Hint::Missed => self.missed = true,
+    fn on_hint(&mut self, hint: Result<Hint>) {
+        match (hint, &self.scope) {
+            (Ok(Hint::Changed(name)), scope) if scope.covers(&name) => self.due.push(name),
+            (Ok(Hint::Changed(_)), _) => {}
+            (Ok(Hint::Missed), Scope::Name(name)) => self.due.push(name.clone()),
+            (Ok(Hint::Missed), Scope::Prefix(_)) => self.missed = true,
+            (Err(error), _) => self.failed = Some(error),
         }
     }
 
-    /// Notes what was read of a name, and whether that is to be reported.
+    /// Records what was read of a name, and returns whether it is to be reported.
     fn is_news(&mut self, name: &Name, state: &Result<LockState>) -> bool {
         self.leases.remove(name);
         let state = match state {
             Ok(state) => state,
             Err(error) => {
                 if error.is_retryable() {
-                    // What changed is still to be told.
-                    self.leases.insert(name.clone(), self.clock.now() + RECHECK);
+                    // What changed is still to be reported.
+                    self.leases.insert(name.clone(), self.clock.now() + RETRY_PAUSE);
                     self.reported.remove(name);
                 }
                 return true;
             }
         };
         if let Some(left) = state.holders.iter().map(|holder| holder.left).min() {
-            // One whose lease is over, or has none, is there until somebody takes it away.
-            let every = self.recheck.as_ref().map_or(RECHECK, |recheck| (recheck.every)());
-            let left = if left.is_zero() { every.max(RECHECK) } else { left };
+            // A holder whose lease is over, or that has none, stays until it is removed.
+            let left = if left.is_zero() { UNTIMED_RECHECK } else { left };
             self.leases.insert(name.clone(), self.clock.now() + left);
         }
-        if self.recheck.is_none() {
-            return true;
-        }
-        let known = match state.is_used() {
-            true => self.reported.insert(name.clone(), lasting(state)),
-            false => {
+        let lasting = lasting(state);
+        let known = match (state.is_used(), &self.scope) {
+            (false, Scope::Prefix(_)) => {
                 self.reported.remove(name);
                 None
             }
+            _ => self.reported.insert(name.clone(), lasting),
         };
-        known.is_none() || known != self.reported.get(name).copied()
+        known != Some(lasting)
     }
 
-    async fn event(&mut self) -> Wakeup {
+    async fn wakeup(&mut self) -> Wakeup {
         let lease = self.leases.iter().min_by_key(|(_, ends)| **ends);
         let (name, ends) = match lease {
             Some((name, ends)) => (Some(name.clone()), *ends),
             None => (None, Moment::NEVER),
         };
-        let recheck_at = match &self.recheck {
-            None => Moment::NEVER,
-            Some(_) if self.missed => self.not_before,
-            Some(recheck) => (self.rechecked + (recheck.every)()).max(self.not_before),
-        };
+        let list_at = if self.missed { self.list_not_before } else { Moment::NEVER };
         tokio::select! {
-            hint = self.hints.next() => hint.map_or(Wakeup::Closed, Wakeup::Told),
-            () = self.clock.sleep_until(ends) => {
-                name.map_or(Wakeup::Closed, |name| Wakeup::Told(Hint::Changed(name)))
-            }
-            () = self.clock.sleep_until(recheck_at) => Wakeup::Recheck,
+            hint = self.hints.next() => hint.map_or(Wakeup::Closed, Wakeup::Hint),
+            () = self.clock.sleep_until(ends) => name.map_or(Wakeup::Closed, Wakeup::LeaseEnd),
+            () = self.clock.sleep_until(list_at) => Wakeup::List,
         }
     }
 
     /// Finds the names that are not as they were last reported.
-    async fn look_at_all(&mut self) -> Result<()> {
-        let Some(recheck) = &mut self.recheck else { return Ok(()) };
+    async fn find_changes(&mut self, engine: &dyn Engine) -> Result<()> {
+        let Scope::Prefix(prefix) = &self.scope else { return Ok(()) };
         self.missed = false;
         let started = self.clock.now();
-        let found = (recheck.states)().await;
-        self.rechecked = self.clock.now();
-        self.not_before =
-            self.rechecked + self.rechecked.saturating_duration_since(started) * RECHECK_SHARE;
-        let states = match found {
-            Ok(Some(states)) => states,
-            // The next one will tell.
-            Ok(None) => return Ok(()),
+        let listed = engine.list(prefix).await;
+        let now = self.clock.now();
+        self.list_not_before = now + now.saturating_duration_since(started) * LISTING_SHARE;
+        let states = match listed {
+            Ok(states) => states,
             Err(error) if error.is_retryable() => {
+                report!(debug, error = error, "a watch could not list its names");
                 self.missed = true;
-                self.not_before = self.not_before.max(self.rechecked + RECHECK);
+                self.list_not_before = self.list_not_before.max(now + RETRY_PAUSE);
                 return Ok(());
             }
             Err(error) => return Err(error),
         };
-        let used: BTreeMap<Name, u64> = states
-            .iter()
-            .filter(|state| state.is_used())
-            .map(|state| (state.name.clone(), lasting(state)))
-            .collect();
-        let news = used.iter().filter(|(name, state)| self.reported.get(*name) != Some(*state));
-        let gone = self.reported.keys().filter(|name| !used.contains_key(*name));
-        self.due.extend(news.map(|(name, _)| name).chain(gone).cloned());
+        let mut gone: BTreeSet<Name> = self.reported.keys().cloned().collect();
+        for state in states {
+            gone.remove(&state.name);
+            if self.reported.get(&state.name) != Some(&lasting(&state)) {
+                self.due.push(state.name);
+            }
+        }
+        gone.into_iter().for_each(|name| self.due.push(name));
         Ok(())
     }
 }
 
 enum Wakeup {
-    Told(Hint),
-    Recheck,
+    Hint(Result<Hint>),
+    LeaseEnd(Name),
+    List,
     /// The engine was closed.
     Closed,
+}
+
+/// Names, each once, in the order in which they came.
+#[derive(Default)]
+struct Due {
+    queue: VecDeque<Name>,
+    queued: BTreeSet<Name>,
+}
+
+impl Due {
+    fn push(&mut self, name: Name) {
+        if self.queued.insert(name.clone()) {
+            self.queue.push_back(name);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Name> {
+        let name = self.queue.pop_front()?;
+        self.queued.remove(&name);
+        Some(name)
+    }
 }
 
 /// All of a state but what changes while time passes.
@@ -272,22 +236,44 @@ fn lasting(state: &LockState) -> u64 {
     hasher.finish()
 }
 
-/// What an engine tells its keeper, which asks for it once.
-pub(crate) fn told_once(
-    events: Option<mpsc::UnboundedReceiver<Event>>,
-) -> BoxStream<'static, Event> {
-    match events {
-        Some(events) => receiver_stream(events).boxed(),
-        None => futures_util::stream::empty().boxed(),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::memory::Memory;
+    use crate::engine::{Claim, Wait};
 
-/// A channel as a stream.
-pub(crate) fn receiver_stream<T: Send + 'static>(
-    receiver: mpsc::UnboundedReceiver<T>,
-) -> impl Stream<Item = T> + Send + 'static {
-    futures_util::stream::unfold(receiver, |mut receiver| async {
-        let item = receiver.recv().await?;
-        Some((item, receiver))
-    })
+    const NAMES: usize = 3_000;
+
+    /// More names change than hints are kept of.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_does_not_remember_names_for_ever_and_forgets_none_too_early() {
+        let engine: Arc<dyn Engine> = Arc::new(Memory::new(Clock::tokio()));
+        let all = Scope::Prefix("".parse().unwrap());
+        let mut watch = Watch::new(&engine, Clock::tokio(), all);
+        let mut reported = async |what: &str| {
+            let next = async |watch: &mut Watch| watch.next().await.unwrap().unwrap();
+            let mut states = BTreeMap::new();
+            let wait = Duration::from_secs(1);
+            while let Ok(state) = tokio::time::timeout(wait, next(&mut watch)).await {
+                states.insert(state.name, state.holders.len());
+            }
+            assert_eq!(states.len(), NAMES, "{what}");
+            (states, watch.reported.len(), watch.leases.len())
+        };
+        let claim = |number| Claim::plain(&format!("n{number}"), Duration::from_secs(3600));
+        let mut held = Vec::new();
+        for claim in (0..NAMES).map(claim) {
+            let grant = engine.acquire(&claim, Wait::No).await.unwrap().unwrap();
+            held.push((claim, grant));
+        }
+        let (states, known, leases) = reported("all are held").await;
+        assert!(states.values().all(|holders| *holders == 1));
+        assert_eq!((known, leases), (NAMES, NAMES));
+        for (claim, grant) in &held {
+            engine.release(claim, grant, None).await.unwrap();
+        }
+        let (states, known, leases) = reported("all are free").await;
+        assert!(states.values().all(|holders| *holders == 0));
+        assert_eq!((known, leases), (0, 0));
+    }
 }

@@ -1,4 +1,4 @@
-//! Reading what is stored: the state of a lock, lists, and watches of states.
+//! Reading what is stored: the state of a lock, lists, and hints of what changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
-use tokio::sync::{mpsc, oneshot};
 
 use super::EtcdCore;
 use super::cells::decode_cell;
@@ -17,17 +16,13 @@ use super::rpc::KeyValue;
 use super::txn::{get, kvs, range, unconditional};
 use super::watch::{WatchEvent, WatchSubscription};
 use crate::engine::common::admission::Tally;
-use crate::engine::common::watch::watch_states;
-use crate::engine::{ClaimId, Holder, LockState, Scope, Waiter};
+use crate::engine::common::hints::{HintSender, hint_channel};
+use crate::engine::{ClaimId, Hint, Holder, LockState, Scope, Waiter};
 use crate::error::{Error, Result};
 use crate::name::{Name, Prefix};
-use crate::report::report;
 
 /// Maximum leases that are read at once.
 const MAX_CONCURRENT_LEASE_READS: usize = 32;
-/// A watch prunes its names when it knows this many more than twice those in use.
-const MAX_UNUSED_NAMES: usize = 1024;
-const LIST_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// One claim as it is stored.
 struct StoredClaim {
@@ -129,23 +124,11 @@ impl EtcdCore {
         Ok(state)
     }
 
-    pub(super) fn watch(self: &Arc<Self>, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let (changed, changes) = mpsc::unbounded_channel();
-        let first = match scope {
-            Scope::Name(name) => vec![name.clone()],
-            Scope::Prefix(_) => Vec::new(),
-        };
-        let (reject, rejected) = oneshot::channel();
-        self.runtime.spawn(report_changes(Arc::downgrade(self), scope.clone(), changed, reject));
-        let core = self.clone();
-        let states = watch_states(self.clock.clone(), first, changes, move |name| {
-            let (core, name) = (core.clone(), name.clone());
-            async move { core.inspect(&name).await }
-        });
-        // If the watch was rejected, the stream ends with that error.
-        let error =
-            futures_util::stream::once(rejected).filter_map(|error| async { error.ok().map(Err) });
-        states.chain(error).boxed()
+    pub(super) fn hints(self: &Arc<Self>, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        let (sender, hints) = hint_channel(scope);
+        let (claims, cells) = subscribe(self, scope);
+        self.runtime.spawn(send_hints(Arc::downgrade(self), sender, claims, cells));
+        hints.into_stream()
     }
 }
 
@@ -162,88 +145,30 @@ fn stored_claims(mut kvs: Vec<KeyValue>) -> Vec<StoredClaim> {
     claims.collect()
 }
 
-/// Sends every name in scope that may have changed, until the receiver is dropped or the watch is
-/// rejected.
-async fn report_changes(
+/// Sends every name that may have changed, until the watch is dropped or the server rejects it.
+async fn send_hints(
     core: Weak<EtcdCore>,
-    scope: Scope,
-    changed: mpsc::UnboundedSender<Name>,
-    reject: oneshot::Sender<Error>,
+    hints: HintSender,
+    mut claims: WatchSubscription,
+    mut cells: WatchSubscription,
 ) {
-    let Some((mut claims, mut cells)) = core.upgrade().map(|core| subscribe(&core, &scope)) else {
-        return;
-    };
-    let mut watched = WatchedNames::default();
     loop {
         let event = tokio::select! {
             event = claims.next() => event,
             event = cells.next() => event,
-            () = changed.closed() => None,
+            () = hints.closed() => None,
         };
-        let Some(core) = core.upgrade() else { return };
-        let names = match event {
+        match event {
             None => return,
+            Some(WatchEvent::Established) => hints.missed(),
             Some(WatchEvent::Changed { key, .. }) => {
-                let name = core.layout.name_of(&key).filter(|name| scope.covers(name));
-                watched.names.extend(name.clone());
-                let pruned = match watched.need_pruning() {
-                    true => names_in_use(&core, &scope, &changed)
-                        .await
-                        .map(|in_use| watched.prune(in_use)),
-                    false => Ok(()),
-                };
-                pruned.map(|()| name.into_iter().collect())
+                let Some(core) = core.upgrade() else { return };
+                if let Some(name) = core.layout.name_of(&key) {
+                    hints.changed(&name);
+                }
             }
-            // All names in use, and all that were before and may be unused now.
-            Some(WatchEvent::Established) => {
-                let in_use = names_in_use(&core, &scope, &changed).await;
-                in_use.map(|in_use| &in_use | &watched.reset(in_use.clone()))
-            }
-            Some(WatchEvent::Rejected(error)) => Err(error),
-        };
-        let is_received = match names {
-            Ok(names) => names.into_iter().all(|name| changed.send(name).is_ok()),
-            Err(error) => {
-                // The stream may have been dropped.
-                let _ = reject.send(error);
-                return;
-            }
-        };
-        if !is_received {
-            return;
+            Some(WatchEvent::Rejected(error)) => return hints.fail(error),
         }
-    }
-}
-
-/// The names a watch has seen, for those that become unused while the watch is disconnected.
-#[derive(Default)]
-struct WatchedNames {
-    names: BTreeSet<Name>,
-    /// How many were in use when that was last read.
-    in_use: usize,
-    /// Those that were not: the event of their end may still be under way.
-    unused: BTreeSet<Name>,
-}
-
-impl WatchedNames {
-    /// Whether most of them may be unused by now.
-    fn need_pruning(&self) -> bool {
-        self.names.len() > 2 * self.in_use + MAX_UNUSED_NAMES
-    }
-
-    /// Keeps the names in use. The others become the unused ones, and the unused ones so far are
-    /// forgotten.
-    fn prune(&mut self, in_use: BTreeSet<Name>) {
-        self.in_use = in_use.len();
-        let before = std::mem::replace(&mut self.names, in_use);
-        self.unused = &before - &self.names;
-    }
-
-    /// Keeps only the names in use. Returns all names known before.
-    fn reset(&mut self, in_use: BTreeSet<Name>) -> BTreeSet<Name> {
-        let before = &self.names | &self.unused;
-        *self = Self { in_use: in_use.len(), names: in_use, unused: BTreeSet::new() };
-        before
     }
 }
 
@@ -256,55 +181,4 @@ fn subscribe(core: &EtcdCore, scope: &Scope) -> (WatchSubscription, WatchSubscri
         }
     };
     (core.watcher.subscribe(claims), core.watcher.subscribe(cells))
-}
-
-/// Reads the names in use, until it succeeds. Fails if the read is rejected or the receiver of
-/// `changed` is dropped.
-async fn names_in_use(
-    core: &EtcdCore,
-    scope: &Scope,
-    changed: &mpsc::UnboundedSender<Name>,
-) -> Result<BTreeSet<Name>> {
-    let prefix = match scope {
-        Scope::Name(name) => return Ok(BTreeSet::from([name.clone()])),
-        Scope::Prefix(prefix) => prefix,
-    };
-    while !changed.is_closed() {
-        match core.list(prefix).await {
-            Ok(states) => return Ok(states.into_iter().map(|state| state.name).collect()),
-            Err(error) if !error.is_retryable() => return Err(error),
-            Err(error) => {
-                report!(debug, error = error, "a watch could not read");
-                tokio::time::sleep(LIST_RETRY_PAUSE).await;
-            }
-        }
-    }
-    Err(Error::Closed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_watch_does_not_remember_names_for_ever_and_forgets_none_too_early() {
-        let names = |numbers: std::ops::Range<usize>| -> BTreeSet<Name> {
-            numbers.map(|number| format!("n{number}").parse().unwrap()).collect()
-        };
-        let mut watched = WatchedNames::default();
-        watched.names.extend(names(0..MAX_UNUSED_NAMES));
-        assert!(!watched.need_pruning());
-        watched.names.extend(names(MAX_UNUSED_NAMES..MAX_UNUSED_NAMES + 1));
-        assert!(watched.need_pruning());
-        watched.prune(names(0..10));
-        let expected = (&names(0..10), &names(10..MAX_UNUSED_NAMES + 1));
-        assert_eq!((&watched.names, &watched.unused), expected);
-        watched.names.extend(names(0..MAX_UNUSED_NAMES + 20));
-        assert!(!watched.need_pruning(), "it would prune again too often");
-        watched.prune(names(0..3));
-        watched.names.extend(names(5000..5001));
-        let before = &names(0..MAX_UNUSED_NAMES + 20) | &names(5000..5001);
-        assert_eq!(watched.reset(names(0..1)), before);
-        assert_eq!((&watched.names, &watched.unused), (&names(0..1), &names(0..0)));
-    }
 }

@@ -19,7 +19,7 @@ use super::rpc::event::EventType;
 use super::rpc::{
     KeyValue, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse, watch_request,
 };
-use crate::engine::common::watch::receiver_stream;
+use crate::engine::common::hints::receiver_stream;
 use crate::error::{Error, Result};
 
 /// The shortest and the longest pause before the stream is opened again.

@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, mpsc};
 
 use super::error_from;
+use crate::engine::common::hints::{HintReceiver, HintSenders};
 use crate::engine::{ClaimId, Event, Scope};
 use crate::error::{LossReason, Result};
 use crate::name::Name;
@@ -241,7 +242,7 @@ impl InboxFolder {
 #[derive(Debug)]
 pub(super) struct Dispatcher {
     waiters: Mutex<HashMap<ClaimId, Arc<Notify>>>,
-    watchers: Mutex<HashMap<u64, (Scope, mpsc::UnboundedSender<Name>)>>,
+    watchers: Mutex<HintSenders>,
     events: Mutex<Option<mpsc::UnboundedSender<Event>>>,
     listener: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
@@ -266,16 +267,9 @@ impl Dispatcher {
         WakeHandle { dispatcher: self.clone(), id, notify }
     }
 
-    /// The names in `scope` that change from now on, and the number that ends it.
-    pub(super) fn changes(&self, scope: &Scope) -> (u64, mpsc::UnboundedReceiver<Name>) {
-        let (tell, changes) = mpsc::unbounded_channel();
-        let number = rand::random();
-        sync::lock(&self.watchers).insert(number, (scope.clone(), tell));
-        (number, changes)
-    }
-
-    pub(super) fn end_changes(&self, number: u64) {
-        sync::lock(&self.watchers).remove(&number);
+    /// The names in `scope` that change from now on.
+    pub(super) fn hints(&self, scope: &Scope) -> HintReceiver {
+        sync::lock(&self.watchers).add(scope).1
     }
 
     /// All events, for the first caller.
@@ -286,7 +280,7 @@ impl Dispatcher {
     /// Ends the events.
     pub(super) fn close(&self) {
         *sync::lock(&self.events) = None;
-        sync::lock(&self.watchers).clear();
+        sync::lock(&self.watchers).close();
     }
 
     fn dispatch(&self, message: Message) {
@@ -302,13 +296,7 @@ impl Dispatcher {
                     let _ = events.send(Event::from_reason(id, reason));
                 }
             }
-            Message::Changed(name) => {
-                for (scope, tell) in sync::lock(&self.watchers).values() {
-                    if scope.covers(&name) {
-                        let _ = tell.send(name.clone());
-                    }
-                }
-            }
+            Message::Changed(name) => sync::lock(&self.watchers).changed(&name),
         }
     }
 }

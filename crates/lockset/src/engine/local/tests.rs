@@ -14,12 +14,12 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 const PERMITS: Mode = Mode::Permits { take: 2, limit: 3 };
 
 /// Two clients of one new file.
-fn clients() -> (tempfile::TempDir, Local, Local) {
+fn clients() -> (tempfile::TempDir, Arc<Local>, Arc<Local>) {
     let folder = tempfile::tempdir().unwrap();
     let path = Some(folder.path().join("locks.db"));
     let options = LocalOptions { path, ..LocalOptions::default() };
-    let (one, two) = (Local::open(options.clone()).unwrap(), Local::open(options).unwrap());
-    (folder, one, two)
+    let open = || Arc::new(Local::open(options.clone()).unwrap());
+    (folder, open(), open())
 }
 
 fn claim(name: &str, mode: Mode) -> Claim {
@@ -48,7 +48,12 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 }
 
 async fn state(engine: &Local, name: &str) -> LockState {
-    engine.watch(&Scope::Name(name.parse().unwrap())).next().await.unwrap().unwrap()
+    engine.inspect(&name.parse().unwrap()).await.unwrap()
+}
+
+fn watch(engine: &Arc<Local>, scope: Scope) -> BoxStream<'static, Result<LockState>> {
+    let engine: Arc<dyn Engine> = engine.clone();
+    crate::engine::watch(&engine, Clock::boot(), scope)
 }
 
 fn reason<T: std::fmt::Debug>(outcome: Result<T>) -> LossReason {
@@ -190,7 +195,7 @@ async fn the_holder_of_a_broken_lock_is_notified_at_once() {
 #[tokio::test]
 async fn a_watch_sees_the_changes_of_others_until_it_is_dropped() {
     let (folder, one, two) = clients();
-    let mut states = one.watch(&Scope::Prefix("jobs/".parse().unwrap()));
+    let mut states = watch(&one, Scope::Prefix("jobs/".parse().unwrap()));
     assert!(states.next().now_or_never().is_none(), "there is nothing yet");
     hold(&two, &claim("other", Mode::Exclusive)).await;
     let held = claim("jobs/1", Mode::Exclusive);
@@ -220,8 +225,8 @@ async fn a_watch_finds_changes_without_messages() {
         let next = tokio::time::timeout(2 * RECHECK, states.next()).await;
         next.expect("it looks by itself").unwrap().unwrap()
     };
-    let mut all = one.watch(&Scope::Prefix("jobs/".parse().unwrap()));
-    let mut exact = one.watch(&Scope::Name(name.clone()));
+    let mut all = watch(&one, Scope::Prefix("jobs/".parse().unwrap()));
+    let mut exact = watch(&one, Scope::Name(name.clone()));
     assert_eq!(soon(&mut all).await.name, other.name);
     assert!(soon(&mut exact).await.cell.is_none());
     // Without these rows no messages are sent.
@@ -246,13 +251,13 @@ async fn no_watch_leaves_anything_behind() {
     let (folder, one, two) = clients();
     let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
     let watchers = || file.query_row("SELECT count(*) FROM watcher", [], |row| row.get(0));
-    let watch = || one.watch(&Scope::Name("a".parse().unwrap()));
-    let mut dropped = watch();
+    let watch_a = || watch(&one, Scope::Name("a".parse().unwrap()));
+    let mut dropped = watch_a();
     dropped.next().await.unwrap().unwrap();
     file.execute_batch("BEGIN IMMEDIATE").unwrap();
     {
         // Its row is entered by another thread, once the file is free.
-        let mut cancelled = watch();
+        let mut cancelled = watch_a();
         assert!(cancelled.next().now_or_never().is_none());
     }
     drop(dropped);
@@ -264,7 +269,7 @@ async fn no_watch_leaves_anything_behind() {
     // The next transaction takes along what could not be removed.
     hold(&one, &exclusive()).await;
     assert_eq!(watchers(), Ok(0));
-    let mut open = watch();
+    let mut open = watch_a();
     open.next().await.unwrap().unwrap();
     file.execute_batch("BEGIN IMMEDIATE").unwrap();
     let close = one.close();
@@ -274,7 +279,7 @@ async fn no_watch_leaves_anything_behind() {
     close.await;
     assert_eq!(watchers(), Ok(0));
     assert!(open.next().await.is_none());
-    let mut last = two.watch(&Scope::Prefix(Prefix::default()));
+    let mut last = watch(&two, Scope::Prefix(Prefix::default()));
     last.next().await.unwrap().unwrap();
     drop(two);
     assert_eq!(watchers(), Ok(0));

@@ -14,11 +14,9 @@ end
 if ARGV[1] ~= '' and no_claim_waits() then
   local set = redis.pcall('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
   if set and set.ok then
-    local token, exact = next_token(KEYS[2], ARGV[7])
-    if token and token >= (exact or tonumber(ARGV[3])) and token < TOKENS_END then
-      return token
-    end
-    -- A fence below the time of the connection is new or was lost: see `next_number`.
+    local token = next_token(KEYS[2], ARGV[7], tonumber(ARGV[3]))
+    if token and not LATE_TOKENS then store_early(KEYS[1], ARGV[1], token) end
+    if token then return token end
     redis.call('DEL', KEYS[1])
   end
 end

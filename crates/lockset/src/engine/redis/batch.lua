@@ -36,17 +36,11 @@ for i = releases + 1, all do
     and (no_queues or no_claim_waits(KEYS[2 * acquires + i], ARGV[5 + i]))
   local set = may and redis.pcall('SET', KEYS[i], ARGV[5 + i], 'NX', 'PX', ARGV[5])
   if set and set.ok then
-    local token, exact = next_token(KEYS[acquires + i], ARGV[5 + acquires + i])
-    if token and not exact and token < connected_at then
-      -- A fence below the time of the connection is new or was lost: see `next_number`.
-      local time = redis.call('TIME')
-      token = math.max(connected_at, time[1] * 1000000 + time[2])
-      redis.call('SET', KEYS[acquires + i], string.format('%.0f', token), 'PX', FENCE_IDLE_MS)
-    end
-    if token and token < TOKENS_END then
-      replies[i] = token
-    else
+    replies[i] = next_token(KEYS[acquires + i], ARGV[5 + acquires + i], connected_at) or false
+    if not replies[i] then
       redis.call('DEL', KEYS[i])
+    elseif not LATE_TOKENS then
+      store_early(KEYS[i], ARGV[5 + i], replies[i])
     end
   end
 end

@@ -16,7 +16,7 @@ use super::keys::RedisKeys;
 use super::record;
 use super::scripts::Script;
 use super::waiters::RedisWaiter;
-use super::{MAX_BATCH, REQUEST_TIMEOUT};
+use super::{MAX_BATCH, REQUEST_TIMEOUT, RedisShortcuts};
 use crate::engine::common::batch::{Batcher, Entered, Transport};
 use crate::engine::{Claim, ClaimId, Mode};
 use crate::name::Note;
@@ -85,7 +85,11 @@ impl RedisConnection {
     ) -> RequestResult {
         // Courtesy must know since when a lock is handed over, which the fast path does not store.
         let needs_run = request.is_handover() && self.scripts.has_courtesy;
-        if !self.can_batch || needs_run || !request.has_fast_path() {
+        let shortcuts = self.scripts.shortcuts;
+        if !(self.can_batch && shortcuts.batches && shortcuts.fast_paths)
+            || needs_run
+            || !request.has_fast_path()
+        {
             return Box::pin(self.send_alone(request, timeout)).await;
         }
         let behind = match Batcher::enter(self, request) {
@@ -155,14 +159,14 @@ impl RedisConnection {
         if let Some(AcquirePart { waiter, waits }) = &request.acquire {
             let (claim, connected_at) = (&waiter.claim, self.connected_at_us);
             let note = claim.has_fast_path().then_some(&claim.note);
-            command.arg(self.fresh_value(&mut buffer, claim.id, claim.ttl, note));
+            command.arg(self.fresh_value(&mut buffer, claim.id, None, claim.ttl, note));
             command.arg(claim.ttl.as_millis() as u64).arg(connected_at).arg(claim.id.to_string());
             command
                 .arg(record::encode_claim(claim, waiter.leases, connected_at, &self.inbox))
                 .arg(u8::from(*waits));
         }
         if let Some(ReleasePart { id, token, ttl, note }) = &request.release {
-            command.arg(self.fresh_value(&mut buffer, *id, *ttl, note.as_ref()));
+            command.arg(self.fresh_value(&mut buffer, *id, Some(*token), *ttl, note.as_ref()));
             command.arg(id.to_string()).arg(token.get());
             if request.acquire.is_none() {
                 command.arg(self.connected_at_us);
@@ -180,12 +184,15 @@ impl RedisConnection {
         &self,
         buffer: &'t mut String,
         id: ClaimId,
+        token: Option<Token>,
         ttl: Duration,
         note: Option<&Note>,
     ) -> &'t str {
+        let RedisShortcuts { fast_paths, late_tokens, .. } = self.scripts.shortcuts;
         buffer.clear();
-        if let Some(note) = note {
-            record::encode_fresh_value(buffer, id, ttl, note, &self.inbox);
+        if let Some(note) = note.filter(|_| fast_paths) {
+            let token = token.filter(|_| !late_tokens);
+            record::encode_fresh_value(buffer, id, token, ttl, note, &self.inbox);
         }
         buffer
     }
@@ -216,12 +223,12 @@ impl RedisConnection {
         let ttl = acquires().next().map_or(Duration::ZERO, |(_, one)| one.waiter.claim.ttl);
         let numbers = [released as u64, acquired as u64, handovers as u64, ttl.as_millis() as u64];
         command.arg(self.connected_at_us).arg(&numbers);
-        for (_, ReleasePart { id, ttl, note, .. }) in releases() {
-            command.arg(self.fresh_value(&mut buffer, *id, *ttl, note.as_ref()));
+        for (_, ReleasePart { id, token, ttl, note }) in releases() {
+            command.arg(self.fresh_value(&mut buffer, *id, Some(*token), *ttl, note.as_ref()));
         }
         for (_, AcquirePart { waiter, .. }) in acquires() {
             let Claim { id, ttl, note, .. } = &waiter.claim;
-            command.arg(self.fresh_value(&mut buffer, *id, *ttl, Some(note)));
+            command.arg(self.fresh_value(&mut buffer, *id, None, *ttl, Some(note)));
         }
         if acquires().any(|(_, acquire)| acquire.waiter.claim.floor.is_some()) {
             for (_, acquire) in acquires() {

@@ -82,19 +82,15 @@ end
 -- then, it would give their tokens again.
 local connected_at = 0
 
--- The next queue number or token: above all before, and after lost state not below the clock.
+-- The next queue number or token for a claim: see `next_token.lua`.
 local function next_number(k, c)
-  local n = call('INCR', k.fence)
-  if string.sub(c.floor, 1, 1) == '!' then
-    local exact = tonumber(string.sub(c.floor, 2))
-    if n < exact then n = exact end
-    call('SET', k.fence, num(n))
-  elseif n < math.max(tonumber(c.floor), connected_at) then
-    n = math.max(n, tonumber(c.floor), connected_at, now_us())
-    call('SET', k.fence, num(n), 'PX', FENCE_IDLE_MS)
-  end
-  if n >= TOKENS_END then error('the tokens of this name are used up') end
-  return n
+  local own = string.match(c.floor, '^!(%d+)$')
+  local floor = own and 0 or math.max(tonumber(c.floor), connected_at)
+  local number = next_token(k.fence, own, floor)
+  if number then return number end
+  -- Fails with the server's own words if the fence is not a number.
+  call('INCR', k.fence)
+  error('the tokens of this name are used up')
 end
 
 -- Id, token, flag, ttl and note of an exclusive holder.

@@ -8,9 +8,10 @@
 local released = false
 if COURTESY_MS == 0 and ARGV[1] ~= '' and ARGV[7] ~= ''
   and redis.call('EXISTS', KEYS[3]) == 0 and redis.call('MGET', KEYS[1])[1] == ARGV[7] then
-  local token, exact = next_token(KEYS[2], ARGV[10])
-  if token and token >= (exact or tonumber(ARGV[3])) and token < TOKENS_END then
+  local token = next_token(KEYS[2], ARGV[10], tonumber(ARGV[3]))
+  if token then
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+    if not LATE_TOKENS then store_early(KEYS[1], ARGV[1], token) end
     return { 1, token }
   end
   -- The fence has grown, so it is no longer the token of the stored value.

@@ -19,21 +19,22 @@ use crate::name::{Name, Prefix};
 const PARALLEL_INSPECTS: usize = 32;
 
 impl RedisCore {
+    /// Reads a name. If it is watched, the server pushes its next change.
     pub(super) async fn inspect(&self, name: &Name) -> Result<LockState> {
-        let keys = self.keys(name);
-        let no_args: &[String] = &[];
-        let script = &self.scripts.inspect;
-        let reply = self.run_script(script, &keys, &inspected_keys(&keys), no_args).await;
-        parse_lock_state(name, &reply.map_err(RedisRequestError::into_error)?)
-    }
-
-    /// The same, and whether the server will push the next change of the name.
-    pub(super) async fn inspect_tracked(&self, name: &Name) -> Result<(LockState, bool)> {
         let (keys, script) = (self.keys(name), &self.scripts.inspect);
-        let command = script.call_with(&inspected_keys(&keys), &[] as &[String]);
-        let reply = self.query_tracked(Some(script), &keys, &command).await;
-        let (reply, is_tracked) = reply.map_err(RedisRequestError::into_error)?;
-        Ok((parse_lock_state(name, &reply)?, is_tracked))
+        let (read, no_args): (_, &[String]) = (inspected_keys(&keys), &[]);
+        let reply = match self.watches.has_name(name) {
+            false => self.run_script(script, &keys, &read, no_args).await,
+            true => {
+                let command = script.call_with(&read, no_args);
+                let reply = self.query_tracked(Some(script), &keys, &command).await;
+                reply.map(|(reply, is_tracked)| {
+                    self.watches.on_read(is_tracked);
+                    reply
+                })
+            }
+        };
+        parse_lock_state(name, &reply.map_err(RedisRequestError::into_error)?)
     }
 
     pub(super) async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {

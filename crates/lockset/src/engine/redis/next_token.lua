@@ -1,11 +1,24 @@
--- The fast path's next token of a fence, and the caller's own floor if it has one. No token: the
--- fence is not a number.
-local function next_token(fence, floor)
-  local token, exact = redis.pcall('INCR', fence), tonumber(floor)
-  if type(token) ~= 'number' then return nil, exact end
+-- The next token or queue number of a name. It is decided here, and nowhere else: above all numbers
+-- of the fence so far; not below the caller's `own` floor, if it has one ('' or nil without one);
+-- otherwise, after lost state, not below the clock. A fence below `floor`, the server's time when
+-- the connection was opened, is new or was lost. Returns nothing if the fence is not a number or the
+-- numbers are used up.
+local function next_token(fence, own, floor)
+  local token, exact = redis.pcall('INCR', fence), tonumber(own)
+  if type(token) ~= 'number' then return nil end
   if exact then
-    redis.call('SET', fence, token > exact and string.format('%.0f', token) or floor)
+    redis.call('SET', fence, token > exact and string.format('%.0f', token) or own)
     token = math.max(token, exact)
+  elseif token < floor then
+    local time = redis.call('TIME')
+    token = math.max(floor, time[1] * 1000000 + time[2])
+    redis.call('SET', fence, string.format('%.0f', token), 'PX', FENCE_IDLE_MS)
   end
-  return token, exact
+  return token < TOKENS_END and token or nil
+end
+
+-- For the benchmark: stores the token at once in the value of a mutex, which starts with the id.
+local function store_early(lock, value, token)
+  redis.call('SET', lock, string.sub(value, 1, 33) .. string.format('%.0f', token)
+    .. string.sub(value, 34), 'KEEPTTL')
 end

@@ -43,12 +43,17 @@ pub(super) fn decode_waiter(id: &str, record: &str) -> Option<Waiter> {
 pub(super) fn encode_fresh_value(
     buffer: &mut String,
     id: ClaimId,
+    token: Option<Token>,
     ttl: Duration,
     note: &Note,
     inbox: &str,
 ) {
     // Written for every acquired lock, so it avoids temporary strings.
-    let _ = write!(buffer, "{id}::0:{}:{inbox}|", ttl.as_millis());
+    let _ = write!(buffer, "{id}:");
+    if let Some(token) = token {
+        let _ = write!(buffer, "{token}");
+    }
+    let _ = write!(buffer, ":0:{}:{inbox}|", ttl.as_millis());
     buffer.extend(note.by.chars().map(|c| if c == '|' { '/' } else { c }));
     buffer.push('|');
     buffer.push_str(&note.text);

@@ -5,6 +5,8 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, ToRedisArgs, Value};
 
+use super::{RedisOptions, RedisShortcuts};
+
 /// The scripts compute in doubles, which are exact below this.
 pub(super) const TOKENS_END: u64 = 1 << 53;
 
@@ -28,34 +30,36 @@ pub(super) struct Scripts {
     pub(super) force_release: Script,
     /// Whether locks are left free for other clients now and then.
     pub(super) has_courtesy: bool,
+    pub(super) shortcuts: RedisShortcuts,
 }
 
 impl Scripts {
-    pub(super) fn new(fence_idle: Duration, courtesy: Option<Duration>) -> Self {
+    pub(super) fn new(options: &RedisOptions) -> Self {
+        let RedisOptions { fence_idle, courtesy, shortcuts, .. } = options;
         let idle = fence_idle.as_millis().to_string();
         let after = courtesy.map_or(0, |after| after.as_millis()).to_string();
+        let late = shortcuts.late_tokens.to_string();
         let free = COURTESY_FREE.as_millis().to_string();
         let end = TOKENS_END.to_string();
         let new = |code: String| {
             let code = code.replace("FENCE_IDLE_MS", &idle).replace("TOKENS_END", &end);
+            let code = code.replace("LATE_TOKENS", &late);
             Script::new(code.replace("COURTESY_MS", &after).replace("FREE_MS", &free))
         };
-        let common = include_str!("common.lua");
-        let script = |body: &str| new(format!("{common}\n{body}"));
+        let (token, common) = (include_str!("next_token.lua"), include_str!("common.lua"));
+        let script = |body: &str| new([token, common, body].join("\n"));
         // The fast path runs before the functions in `common.lua` are even defined.
-        let with_fast_path = |fast: &str, full: &str| new(format!("{fast}\n{common}\n{full}"));
-        let with_next_token = |fast: &str| format!("{}\n{fast}", include_str!("next_token.lua"));
+        let with_fast_path = |fast: &str, full: &str| new([token, fast, common, full].join("\n"));
+        let (release_fast, release) =
+            (include_str!("release_fast.lua"), include_str!("release.lua"));
         Self {
-            acquire: with_fast_path(
-                &with_next_token(include_str!("acquire_fast.lua")),
-                include_str!("acquire.lua"),
-            ),
-            release: with_fast_path(include_str!("release_fast.lua"), include_str!("release.lua")),
+            acquire: with_fast_path(include_str!("acquire_fast.lua"), include_str!("acquire.lua")),
+            release: new([release_fast, token, common, release].join("\n")),
             handover: with_fast_path(
-                &with_next_token(include_str!("handover_fast.lua")),
+                include_str!("handover_fast.lua"),
                 include_str!("handover.lua"),
             ),
-            batch: new(with_next_token(include_str!("batch.lua"))),
+            batch: new([token, include_str!("batch.lua")].join("\n")),
             heartbeat: script(include_str!("heartbeat.lua")),
             renew: script(include_str!("renew.lua")),
             withdraw: script(include_str!("withdraw.lua")),
@@ -65,6 +69,7 @@ impl Scripts {
             cell: Script::new(include_str!("cell.lua").to_owned()),
             force_release: script(include_str!("force_release.lua")),
             has_courtesy: courtesy.is_some(),
+            shortcuts: *shortcuts,
         }
     }
 }

@@ -8,12 +8,11 @@ use std::time::Duration;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::mpsc;
 
 use super::Core;
 use super::attempt::{Attempt, Fate, whole};
-use crate::engine::common::watch::watch_states;
-use crate::engine::{ClaimId, Engine, Holder, LockState, Scope, Waiter};
+use crate::engine::common::hints::hint_channel;
+use crate::engine::{ClaimId, Engine, Hint, Holder, LockState, Scope, Waiter};
 use crate::error::Result;
 use crate::name::{Name, Prefix};
 use crate::token::Token;
@@ -166,21 +165,21 @@ impl Core {
         })
     }
 
-    /// Whenever a node tells of a change, all are looked at.
-    pub(super) fn watch(self: &Arc<Self>, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        let (tell, changes) = mpsc::unbounded_channel();
+    /// What any node hints at.
+    pub(super) fn hints(self: &Arc<Self>, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
+        let (sender, hints) = hint_channel(scope);
         for node in &self.nodes.all {
-            let (engine, scope, tell) = (node.engine.clone(), scope.clone(), tell.clone());
+            let (mut of_node, sender) = (node.engine.hints(scope), sender.clone());
             let clock = self.clock.clone();
             self.nodes.in_background(async move {
-                let mut states = engine.watch(&scope);
                 loop {
-                    let state = tokio::select! {
-                        state = states.next() => state,
-                        () = tell.closed() => return,
+                    let hint = tokio::select! {
+                        hint = of_node.next() => hint,
+                        () = sender.closed() => return,
                     };
-                    match state {
-                        Some(Ok(state)) => drop(tell.send(state.name)),
+                    match hint {
+                        Some(Ok(Hint::Changed(name))) => sender.changed(&name),
+                        Some(Ok(Hint::Missed)) => sender.missed(),
                         // It is down; the others see what it would.
                         Some(Err(error)) if error.is_retryable() => {
                             clock.sleep_until(clock.now() + WATCH_AGAIN).await;
@@ -190,15 +189,7 @@ impl Core {
                 }
             });
         }
-        let first = match scope {
-            Scope::Name(name) => vec![name.clone()],
-            Scope::Prefix(_) => Vec::new(),
-        };
-        let core = self.clone();
-        watch_states(self.clock.clone(), first, changes, move |name| {
-            let (core, name) = (core.clone(), name.clone());
-            async move { core.look(&name).await }
-        })
+        hints.into_stream()
     }
 }
 
