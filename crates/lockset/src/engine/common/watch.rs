@@ -263,7 +263,7 @@ mod tests {
         let claim = |number| Claim::plain(&format!("n{number}"), Duration::from_secs(3600));
         let mut held = Vec::new();
         for claim in (0..NAMES).map(claim) {
-            let grant = engine.acquire(&claim, Wait::No).await.unwrap().unwrap();
+            let grant = engine.acquire(&claim, Wait::No).await.unwrap().granted().unwrap();
             held.push((claim, grant));
         }
         let (states, known, leases) = reported("all are held").await;

@@ -424,7 +424,7 @@ async fn it_behaves_like_the_reference_engine() {
             _ if dice.random_ratio(1, 2) => Verb::Break(Break::WhenLeaseEnds),
             _ => Verb::Break(Break::Now),
         };
-        let ours = apply(&local, &verb, &claim, ours.as_ref()).await;
+        let ours = apply(&*local, &verb, &claim, ours.as_ref()).await;
         let theirs = apply(&memory, &verb, &claim, theirs.as_ref()).await;
         let plain = |outcome: &Result<Option<Grant>>| match outcome {
             Ok(grant) => Ok(grant.as_ref().map(|grant| grant.token)),

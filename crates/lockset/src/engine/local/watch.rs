@@ -1,14 +1,17 @@
-//! The hints of the embedded engine: messages of other processes, and a recheck of the file.
+//! Watches: a row in the file for each, a message to its inbox for each change, and a recheck.
 
 use std::sync::Arc;
 
+use rusqlite::params;
 use tokio::time::Instant;
 
 use super::BUSY_TIMEOUT;
-use super::store::Store;
+use super::inbox::Message;
+use super::store::{AfterCommit, SqlResult, Store, Transaction};
 use crate::engine::common::hints::{HintReceiver, RECHECK};
 use crate::engine::{Hint, Scope};
 use crate::error::Result;
+use crate::name::Name;
 
 /// A watch that is entered in the file, until it is dropped.
 pub(super) struct FileWatch {
@@ -62,5 +65,56 @@ impl Drop for FileWatch {
         if !self.store.is_forked() {
             self.store.end_watch(self.id);
         }
+    }
+}
+
+impl Transaction<'_> {
+    pub(super) fn add_watcher(&mut self, id: i64, scope: &Scope) -> SqlResult<()> {
+        if !self.watches.is_open(id) {
+            return Ok(());
+        }
+        let (exact, text) = match scope {
+            Scope::Name(name) => (true, name.as_str()),
+            Scope::Prefix(prefix) => (false, prefix.as_str()),
+        };
+        self.db
+            .prepare_cached(
+                "INSERT INTO watcher (id, inbox, exact, scope) VALUES (?1, ?2, ?3, ?4)",
+            )?
+            .execute(params![id, self.store.inbox.name(), exact, text])
+            .map(|_| ())
+    }
+
+    pub(super) fn remove_watcher(&self, id: i64) -> SqlResult<()> {
+        let sql = "DELETE FROM watcher WHERE id = ?1 AND inbox = ?2";
+        self.db.prepare_cached(sql)?.execute(params![id, self.store.inbox.name()]).map(|_| ())
+    }
+
+    pub(super) fn forget_watchers(&self, inbox: &str) -> SqlResult<()> {
+        let sql = "DELETE FROM watcher WHERE inbox = ?1";
+        self.db.prepare_cached(sql)?.execute([inbox]).map(|_| ())
+    }
+
+    /// Sends a message to all watchers of the name, if something changed.
+    pub(super) fn tell_watchers(&mut self, name: &Name) -> SqlResult<()> {
+        if !std::mem::take(&mut self.changed) || !self.watched {
+            return Ok(());
+        }
+        let mut statement = self.db.prepare_cached("SELECT inbox, exact, scope FROM watcher")?;
+        let mut rows = statement.query([])?;
+        let mut told = Vec::new();
+        while let Some(row) = rows.next()? {
+            let (exact, scope) = (row.get(1)?, row.get_ref(2)?.as_str()?);
+            let covers =
+                if exact { name.as_str() == scope } else { name.as_str().starts_with(scope) };
+            let inbox: String = row.get(0)?;
+            if covers && !told.contains(&inbox) {
+                told.push(inbox);
+            }
+        }
+        let messages =
+            told.into_iter().map(|i| (i, AfterCommit::Send(Message::Changed(name.clone()))));
+        self.after_commit.extend(messages);
+        Ok(())
     }
 }
