@@ -54,7 +54,7 @@ impl Recheck {
 }
 
 /// The states of the names in `first`, then of every name in `changes`, then of every name of
-/// which a reported lease has run out without anybody touching it.
+/// which a reported lease has run out without a change.
 pub(crate) fn watch_states<R, F>(
     clock: Clock,
     first: Vec<Name>,
@@ -180,7 +180,7 @@ where
             }
         };
         if let Some(left) = state.holders.iter().map(|holder| holder.left).min() {
-            // One whose lease is over, or has none, is there until somebody takes it away.
+            // A holder whose lease is over, or that has none, stays until it is removed.
             let every = self.recheck.as_ref().map_or(RECHECK, |recheck| (recheck.every)());
             let left = if left.is_zero() { every.max(RECHECK) } else { left };
             self.leases.insert(name.clone(), self.clock.now() + left);
