@@ -1,5 +1,5 @@
 //! Makes the Rust code of etcd's messages from the proto file. The code is committed, so that
-//! nobody who builds lockset needs a generator; a test compares it with the proto file.
+//! building lockset needs no generator; a test compares it with the proto file.
 
 use std::path::{Path, PathBuf};
 

@@ -37,7 +37,7 @@ const NEEDS: &[Need] = &[
 /// The server is a library, whose package brings what it needs, and no service.
 const ZOOKEEPER: &str = "/usr/share/java/zookeeper.jar";
 
-/// Packages that start a service when they are installed. Nobody asked for that.
+/// Packages that start a service when they are installed, which is not wanted here.
 const SERVICES: &[Service] = &[
     Service { debian: "redis-server", unit: "redis-server" },
     Service { debian: "etcd-server", unit: "etcd" },
@@ -70,7 +70,7 @@ fn programs() -> Outcome {
     packages.sort_unstable();
     packages.dedup();
     install(&packages)?;
-    // Only what was just installed: a service that was there before is somebody's.
+    // Only what was just installed: a service that was there before is in use.
     let new = SERVICES.iter().filter(|service| packages.contains(&service.debian));
     new.for_each(|service| stop(service.unit));
     match missing.iter().find(|need| !installed(need.program)) {

@@ -85,7 +85,7 @@ pub(crate) fn obey(url: &str) {
         for line in std::io::stdin().lines().map_while(Result::ok) {
             let _ = orders.send(line);
         }
-        // Whatever is being waited for: whoever asked for it is gone.
+        // The parent that requested it is gone.
         std::process::exit(0);
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

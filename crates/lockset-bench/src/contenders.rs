@@ -147,8 +147,8 @@ impl Contenders {
         self.holder = next;
     }
 
-    /// Lets others join when a twentieth has left, and renews the lease of the holder, which nobody
-    /// else does here.
+    /// Lets others join when a twentieth has left, and renews the lease of the holder: there is no
+    /// keeper here.
     async fn fill(&mut self) {
         if self.waiting.len() > self.size * 19 / 20 {
             return self.renew().await;

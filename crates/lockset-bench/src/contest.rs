@@ -11,7 +11,7 @@ use crate::measure::{median, now, percentile};
 use crate::server::wait_until;
 use crate::turns::{Run, Stamp};
 
-/// Somebody who locks and releases, and says when.
+/// A contender that locks and releases, and records when.
 pub(crate) trait Contender: Send + 'static {
     fn turn(&mut self, hold: Option<Hold>) -> impl Future<Output = Stamp> + Send;
 }

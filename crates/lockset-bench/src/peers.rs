@@ -53,7 +53,7 @@ impl Worker for Ours {
     }
 }
 
-/// What somebody would write with redis-rs and no lock library: no token, no waiting, no timeout.
+/// A lock written with redis-rs and no lock library: no token, no waiting, no timeout.
 #[derive(Debug)]
 pub(crate) struct ByHand {
     connection: MultiplexedConnection,

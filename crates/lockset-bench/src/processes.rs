@@ -101,7 +101,7 @@ fn start(children: &mut [Child], waiters: usize) {
     children.iter_mut().for_each(|child| child.expect("queued"));
 }
 
-/// Nobody shows anything before everybody is done: writing it takes time from the others.
+/// No process prints anything before all are done: printing takes time from the others.
 fn finish(children: &mut [Child]) -> Run {
     children.iter_mut().for_each(|child| child.expect("done"));
     let stamps: Vec<_> = children.iter_mut().map(Child::stamps).collect();

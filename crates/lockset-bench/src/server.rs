@@ -97,7 +97,8 @@ impl Server {
 ///
 /// By `MONITOR`, because no counter of `INFO` can tell them: `total_commands_processed` and
 /// `commandstats` also count each call that a script makes. `MONITOR` marks those. It makes the
-/// server slower, so nothing is timed meanwhile; it is read only at the end, so it wakes nobody.
+/// server slower, so nothing is timed meanwhile; it is read only at the end, so it wakes no
+/// process.
 #[derive(Debug)]
 pub(crate) struct CommandCount<'a> {
     server: &'a Server,

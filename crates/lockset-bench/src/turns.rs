@@ -20,7 +20,7 @@ pub(crate) struct Stamp {
 }
 
 /// Tasks that wait for one lock. They are not joined but report by a shared list: a hand-off is to
-/// wake the next holder and nobody else.
+/// wake only the next holder.
 #[derive(Debug)]
 pub(crate) struct Turns {
     stamps: Shared<Vec<Stamp>>,

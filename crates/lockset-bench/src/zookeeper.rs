@@ -206,7 +206,7 @@ impl Contender for Peer {
         Hold::pass(hold).await;
         let released = now();
         self.client.delete(lock.lock_path(), None).await.unwrap();
-        // Its drop would delete it once more, and nobody could wait for that.
+        // Its drop would delete it once more, and that could not be waited for.
         std::mem::forget(lock);
         Stamp { granted, released, token: 0 }
     }

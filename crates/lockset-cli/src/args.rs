@@ -170,12 +170,11 @@ When lockset is killed:
   A small guardian process, the parent of the command, then kills the command and all its
   descendants, also those that left the process group. On the local engine no other process is
   granted the lock before they are gone. If the guardian is killed, lockset does the same; on the
-  local engine the next holder may then start a moment before the last descendant is dead. Not
-  covered:
-  lockset and its guardian killed in the same instant (the command itself still dies, what it
-  started may not), processes that cannot be killed because they sleep uninterruptibly or have
-  changed their user, and systems other than Linux, which know neither sub-reapers nor parent-death
-  signals. There, as everywhere, the lease and the fencing token remain.";
+  local engine the next holder may then start a moment before the last descendant is dead.
+  Not covered: lockset and its guardian killed in the same instant (the command itself still dies,
+  what it started may not), processes that cannot be killed because they sleep uninterruptibly or
+  have changed their user, and systems other than Linux, which have neither sub-reapers nor
+  parent-death signals. There, as everywhere, the lease and the fencing token remain.";
 
 /// Campaign for leadership, and run a command while leading
 ///

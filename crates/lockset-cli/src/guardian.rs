@@ -226,7 +226,7 @@ impl Guardian {
         let Some(job) = &mut self.job else { return Ok(()) };
         match job.sweep {
             Some(grace) if procs::group_is_alive(job.group) => {
-                // Whoever is stopped must be continued, or it cannot execute.
+                // A stopped process must be continued, or it cannot handle TERM.
                 let _ = kill_process_group(job.group, Signal::TERM);
                 let _ = kill_process_group(job.group, Signal::CONT);
                 job.phase = Phase::Sweeping { kill_at: sys::now() + grace };

@@ -289,15 +289,15 @@ pub(crate) fn by_with_note(holder: &Holder) -> String {
 }
 
 fn by(holder: &Holder) -> &str {
-    if holder.note.by.is_empty() { "somebody" } else { &holder.note.by }
+    if holder.note.by.is_empty() { "unknown" } else { &holder.note.by }
 }
 
 fn who(by: &str, note: &str) -> String {
-    let by = if by.is_empty() { "somebody" } else { by };
+    let by = if by.is_empty() { "unknown" } else { by };
     harmless(&if note.is_empty() { by.to_owned() } else { format!("{by} ({note})") })
 }
 
-/// What somebody else wrote, without what would move the cursor, colour or reorder the screen.
+/// A text of another client, without what would move the cursor, colour or reorder the screen.
 fn harmless(text: &str) -> String {
     let reorders = |c| {
         let marks = ['\u{200e}', '\u{200f}'].contains(&c);

@@ -86,8 +86,8 @@ pub(crate) fn block_signals() {
     }
 }
 
-/// Blocks no signal: whoever started lockset may have been a thread that blocks some, and a lock
-/// that cannot be ended is nobody's request. Async-signal-safe.
+/// Blocks no signal: lockset may have been started by a thread that blocks some, and then it could
+/// not be ended. Async-signal-safe.
 pub(crate) fn unblock_signals() {
     // SAFETY: the set is initialised by sigemptyset before it is used; the call cannot fail.
     unsafe {

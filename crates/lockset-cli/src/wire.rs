@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_that_nobody_reads_are_few_and_the_last_of_each_kind_arrives() {
+    fn unread_reports_are_few_and_the_last_of_each_kind_arrives() {
         let mut pipe = Pipe { room: 100, bytes: Vec::new() };
         let mut outbox = Outbox::default();
         let ending = Ending::Exited(3);

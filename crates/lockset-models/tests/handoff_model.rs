@@ -18,7 +18,7 @@ fn three() -> Scenario {
     Scenario::clients(3)
 }
 
-/// The last claim waits for so long while nobody alive holds, in the worst case, and not longer.
+/// The last claim waits for so long while no live client holds, in the worst case, and not longer.
 /// Leases are q, f and ttl; a letter is under way for up to `way`, heartbeats go out every `beat`.
 #[track_caller]
 fn waits_at_most(what: &str, scenario: Scenario, transit: u8, heartbeat_interval: u8, ticks: u8) {
@@ -222,9 +222,9 @@ fn courtesy_costs_its_own_time() {
     let scenario = || two().leases(12, 24, 26).courtesies(1, 2);
     waits_at_most("left free for 2", scenario(), 0, 4, 2);
     waits_at_most("left free for 2 twice", three().leases(3, 6, 8).courtesies(2, 2), 0, 1, 2 + 2);
-    // If nobody is told, the next heartbeat finds out.
+    // If no message is sent, the next heartbeat finds out.
     let untold = scenario().without(&[Rule::FirstIsNotified]);
-    waits_at_most("left free for 2, nobody told", untold, 0, 4, 4);
+    waits_at_most("left free for 2, without a message", untold, 0, 4, 4);
     waits_at_most("left free for 2, a lost push", scenario().lost_pushes(1), 0, 4, 4);
     // Two ways of the first acquisition, and those of release, word, look and answer.
     let far = two().leases(6, 12, 14).courtesies(1, 2);

@@ -15,7 +15,7 @@ use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Shar
 
 const TTL: Duration = Duration::from_millis(400);
 
-/// A pipe that nobody reads: whoever writes to it waits until it is opened.
+/// A pipe without a reader: a writer waits until it is opened.
 #[derive(Debug, Default)]
 struct Full {
     open: Mutex<bool>,

@@ -53,7 +53,7 @@ async fn two_claims_of_one_process_on_one_name_never_both_succeed() {
     }
 }
 
-/// A deleted key costs everybody who reads its neighbours until the store is compacted.
+/// A deleted key costs every read of its neighbours until the store is compacted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_acquired_repeatedly_leaves_few_keys_behind() {
     let server = EtcdServers::start(1);
@@ -86,7 +86,7 @@ async fn a_lock_acquired_repeatedly_leaves_few_keys_behind() {
     assert!(keys.len() <= 3, "{keys:?}");
 }
 
-/// Its transaction is under way, and nobody looks for the answer.
+/// Its transaction is in flight, and its future is not polled.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unpolled_future_does_not_stall_others() {
     let server = EtcdServers::start(1);
@@ -128,7 +128,10 @@ async fn nested_raw_names_requested_together_never_have_two_holders() {
             engine_grants(&theirs, &whole),
         );
         assert!(!second, "round {round}: a second one holds `a`");
-        assert!(others.into_iter().all(|granted| granted), "round {round}: nobody is before them");
+        assert!(
+            others.into_iter().all(|granted| granted),
+            "round {round}: no claim is before them"
+        );
         let renewed = ours.renew(&[(&held, &grant)]).await.remove(0).unwrap();
         assert!(renewed.renewed().is_some());
         for claim in claims.iter().chain([&whole]) {

@@ -299,7 +299,7 @@ async fn an_etcdctl_waiter_for_a_permit_is_not_overtaken() {
     theirs.says(PATIENCE);
 }
 
-/// Nobody knows when it ends, so nobody need look all the time.
+/// Its end is not known, so it need not be polled all the time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_without_a_lease_is_logged_occasionally() {
     let server = EtcdServers::start(1);

@@ -18,7 +18,7 @@ use secrets::{Authority, MARK, assert_files_are_named, assert_hidden, assert_hid
 
 const TTL: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(1);
-/// A refusal is an answer: nobody waits longer for it than for a connection.
+/// A rejection is a reply: it takes no longer than a connection.
 const ANSWERED: Duration = Duration::from_secs(10);
 
 /// A server with a certificate of this authority that asks clients for theirs, or not.
@@ -48,10 +48,10 @@ async fn client(url: &str) -> Lockset {
 async fn a_server_of_an_unknown_authority_is_refused() {
     let (ours, other) = (Authority::new(), Authority::new());
     let server = server(&ours, &ours.sign("127.0.0.1", |_| {}), false);
-    let nobody = refused(&server.url("p")).await;
-    assert_error(&nobody, &["UnknownIssuer", "unknown issuer"], false);
-    let somebody_else = refused(&format!("{}?ca={}", server.url("p"), other.ca())).await;
-    assert_error(&somebody_else, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+    let untrusted = refused(&server.url("p")).await;
+    assert_error(&untrusted, &["UnknownIssuer", "unknown issuer"], false);
+    let other_authority = refused(&format!("{}?ca={}", server.url("p"), other.ca())).await;
+    assert_error(&other_authority, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,8 +99,8 @@ async fn a_client_certificate_is_sent_if_the_server_requires_one() {
         format!("{}?ca={}&cert={cert}&key={key}", server.url("p"), authority.ca())
     };
     let (ours, strange) = (authority.sign("client", |_| {}), other.sign("client", |_| {}));
-    let nobody = refused(&format!("{}?ca={}", server.url("p"), authority.ca())).await;
-    assert!(!error_chain(&nobody).is_empty());
+    let untrusted = refused(&format!("{}?ca={}", server.url("p"), authority.ca())).await;
+    assert!(!error_chain(&untrusted).is_empty());
     let stranger = refused(&with(&strange)).await;
     assert!(!error_chain(&stranger).is_empty());
     assert!(is_free(&client(&with(&ours)).await, "known").await);
@@ -129,7 +129,7 @@ async fn tls_against_plain_fails_without_hanging() {
     );
 }
 
-/// A server on which `worker` may use the locks below `p/`, and nobody anything else.
+/// A server on which `worker` may use the locks below `p/`, and no user anything else.
 fn with_users(options: &[&str], secret: &str) -> EtcdServers {
     // Else every login costs a tenth of a second, and a busy machine is busy with nothing else.
     let options = [options, &["--bcrypt-cost", "4"]].concat();
@@ -172,8 +172,8 @@ async fn a_user_with_rights_below_the_prefix_can_do_everything_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_user_or_missing_right_says_what_to_check() {
     let server = with_users(&[], "pw");
-    let nobody = refused(&server.url("p")).await;
-    assert_error(&nobody, &["user:password@"], false);
+    let untrusted = refused(&server.url("p")).await;
+    assert_error(&untrusted, &["user:password@"], false);
     for login in ["worker:wrong", "stranger:pw"] {
         let error = refused(&url_of(&server, login, "p")).await;
         assert_error(&error, &["check user and password"], false);
@@ -245,7 +245,7 @@ async fn a_refused_watch_says_why_and_loses_no_waiter() {
     let guard = lock(&ours, "jobs/1").await;
     let mutex = theirs.mutex("jobs/1").unwrap();
     let waiting = tokio::spawn(async move { mutex.lock().await });
-    until("somebody waits", || server.keys("p/jobs%2F1/").len() == 2);
+    until("a client waits", || server.keys("p/jobs%2F1/").len() == 2);
     let mut refused = theirs.watch("").unwrap();
     let why = within(ANSWERED, "a refusal", refused.next()).await.unwrap().unwrap_err();
     assert_error(&why, &["permission denied"], false);

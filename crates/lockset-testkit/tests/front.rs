@@ -107,7 +107,7 @@ impl Layer for SlowRenewal {
     }
 }
 
-/// If both had a guard, the one that nobody keeps would give the lock back when it ends.
+/// If both had a guard, the one that is not kept would release the lock when it ends.
 #[tokio::test(start_paused = true)]
 async fn a_ticket_attached_twice_concurrently_is_attached_once() {
     let slow = Layered(SlowRenewal(Arc::new(Memory::new(Clock::tokio()))));
@@ -142,7 +142,7 @@ impl Layer for SlowFirstRenewal {
 }
 
 /// The answer to a renewal that was under way when the lock was detached must not act on the hold
-/// of whoever attached it again: that one would never be renewed.
+/// of the client that attached it again: that one would never be renewed.
 #[tokio::test(start_paused = true)]
 async fn a_late_renewal_reply_does_not_affect_a_reattached_lock() {
     let slow = SlowFirstRenewal(Arc::new(Memory::new(Clock::tokio())), AtomicBool::new(false));
@@ -326,7 +326,7 @@ async fn close_ends_waits_at_latches_and_barriers() {
     assert_eq!(other.waiting().await.unwrap(), 0, "its party left");
 }
 
-/// Whoever waits at a barrier leaves it first; but its future may never be looked at again.
+/// A waiter at a barrier leaves it first; but its future may never be polled again.
 #[tokio::test(start_paused = true)]
 async fn close_releases_although_a_barrier_future_is_never_polled() {
     let (engine, locks) = memory();
@@ -359,7 +359,7 @@ async fn a_waiter_that_slept_through_its_grant_is_granted_again() {
     let mut waiting = Box::pin(mutex.lock());
     assert!(futures_util::poll!(&mut waiting).is_pending());
     first.release().await.unwrap();
-    // Granted, but nobody looks for longer than the lease lasts.
+    // Granted, but not polled for longer than the lease lasts.
     tokio::time::sleep(TTL * 2).await;
     assert_eq!(waiting.await.unwrap().state(), State::Held);
 }
@@ -401,7 +401,7 @@ async fn inspecting_a_lock_leaks_nothing() {
     assert!(resident() < before + 2_000, "pages: {before} before, {} after", resident());
 }
 
-/// Changes of cells are made, but while `lost` is set nobody is told so; and a watch ends with an
+/// Changes of cells are made, but while `lost` is set no reply says so; and a watch ends with an
 /// error after what it tells first.
 #[derive(Debug)]
 struct LosesAnswers {
@@ -479,7 +479,7 @@ impl Layer for Down {
         expect: Version,
         value: Option<Vec<u8>>,
     ) -> lockset::Result<Swap> {
-        // The last thing that is done before it is down, and told to nobody.
+        // The last thing that is done before it is down, without a reply.
         self.inner.cell(name, expect, value).await?;
         self.down.store(true, Ordering::Relaxed);
         Err(unreachable())

@@ -310,7 +310,7 @@ impl Play {
         self.served(pushed).await;
     }
 
-    /// A release by whoever was granted the lock once, whether or not it still holds it.
+    /// A release by a claim that was granted the lock once, whether or not it still holds it.
     async fn release(&mut self, which: usize, wrong_token: bool, next: Option<Id>) {
         let Some((mut grant, mut token)) = self.granted(which) else { return };
         if wrong_token {
@@ -340,7 +340,7 @@ impl Play {
         self.served(pushed).await;
     }
 
-    /// The next release is one that leaves the lock free, if there is somebody to leave it to.
+    /// The next release leaves the lock free, if there is a peer to leave it to.
     async fn leave_free(&mut self, which: usize, next: Option<Id>) {
         if self.granted(which).is_none() || self.model.free > 0 {
             return;

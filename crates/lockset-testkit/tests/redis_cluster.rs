@@ -45,7 +45,7 @@ async fn a_promoted_replica_continues_for_a_killed_master() {
     next.release().await.unwrap();
 }
 
-/// Whoever takes a node for a server of its own is told which URL is right.
+/// A URL that takes a node for a server of its own is an error that names the right URL.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_node_addressed_as_a_single_server_is_reported() {
     let cluster = RedisCluster::start();
@@ -179,7 +179,7 @@ async fn pushes_resume_after_the_slot_of_an_inbox_moved() {
     let guard = lock(&ours, "pushed").await;
     let waiting = spawn_waiter(&theirs, "pushed").await;
     let moved = inboxes(&cluster);
-    assert!(!moved.is_empty(), "somebody listens");
+    assert!(!moved.is_empty(), "no client listens");
     for inbox in &moved {
         let slot = cluster.slot_of(inbox);
         cluster.migrate_slot(slot, cluster.another_master(cluster.owner(slot)));
@@ -199,7 +199,7 @@ async fn pushes_resume_after_the_slot_of_an_inbox_moved() {
     assert!(began.elapsed() < Duration::from_secs(8), "no push came: {:?}", began.elapsed());
 }
 
-/// Some keys of the lock are here and some there: nobody can decide about it.
+/// Some keys of the lock are here and some there: no node can decide about it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stuck_slot_is_reported_and_recovers() {
     let cluster = RedisCluster::start();
@@ -212,7 +212,7 @@ async fn a_stuck_slot_is_reported_and_recovers() {
     cluster.move_a_key(slot, from, to).unwrap();
     let began = Instant::now();
     let error = ours.mutex("stuck").unwrap().try_lock().await;
-    // Ours stands behind our own guard, so somebody else is asked.
+    // Ours is behind our own guard, so another client is used.
     let others = client(&url, TTL).await;
     let theirs_told = others.mutex("stuck").unwrap().try_lock().await;
     assert!(began.elapsed() < FOLLOWED, "it is told in good time");
@@ -328,7 +328,7 @@ async fn one_node_is_enough_to_find_all() {
     for number in 0..12 {
         lock(&ours, &format!("found/{number}")).await.release().await.unwrap();
     }
-    let nobody = Lockset::connect("redis+cluster://127.0.0.1:1,127.0.0.1:2");
-    let error = within(FOLLOWED, "a refusal", nobody).await.unwrap_err();
+    let unreachable = Lockset::connect("redis+cluster://127.0.0.1:1,127.0.0.1:2");
+    let error = within(FOLLOWED, "a refusal", unreachable).await.unwrap_err();
     assert!(error.is_retryable(), "{}", error_chain(&error));
 }

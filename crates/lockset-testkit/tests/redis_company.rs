@@ -1,4 +1,4 @@
-//! One client among busy clients of another library, on one key: nobody starves.
+//! One client among busy clients of another library, on one key: none starves.
 //!
 //! redis-py is the real library, in processes of its own, and asks every 0.1 s as it does by
 //! itself.
@@ -72,7 +72,7 @@ async fn peer_waits(server: &RedisServer, busy: Vec<JoinHandle<()>>) {
         }
     }
     check("redis-py", &waits);
-    assert!(busy.iter().all(|one| !one.is_finished()), "somebody failed");
+    assert!(busy.iter().all(|one| !one.is_finished()), "a peer failed");
     busy.iter().for_each(JoinHandle::abort);
 }
 
@@ -86,7 +86,7 @@ async fn a_foreign_client_among_busy_lockset_clients_does_not_starve() {
     peer_waits(&server, clients.iter().map(keep_busy).collect()).await;
 }
 
-/// Its tasks pass the lock on inside the process, and nobody queues at the server.
+/// Its tasks pass the lock on inside the process, and no claim queues at the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_client_beside_busy_tasks_of_one_client_does_not_starve() {
     let server = RedisServer::start();
@@ -94,7 +94,7 @@ async fn a_foreign_client_beside_busy_tasks_of_one_client_does_not_starve() {
     peer_waits(&server, (0..BUSY).map(|_| keep_busy(&ours)).collect()).await;
 }
 
-/// While it is left free it is nobody's but a peer's; then it is the first waiter's, and so on.
+/// While it is left free only a peer can take it; then the first waiter gets it, and so on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_left_free_for_pollers_goes_to_the_first_waiter_afterwards() {
     let server = RedisServer::start();
@@ -131,7 +131,7 @@ async fn a_lock_left_free_for_pollers_goes_to_the_first_waiter_afterwards() {
     }
 }
 
-/// Whatever happens to the word that the lock is left free, somebody is granted it again soon.
+/// Whatever happens to the message that the lock is left free, it is granted again soon.
 #[tokio::test(flavor = "multi_thread")]
 async fn courtesy_under_contention_keeps_exclusion() {
     let server = RedisServer::start();

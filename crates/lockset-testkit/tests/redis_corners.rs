@@ -42,7 +42,7 @@ async fn a_batched_release_with_a_next_claim_reports_success() {
     assert!(released.is_ok(), "{released:?}");
 }
 
-/// Its request is under way, and nobody looks for the answer.
+/// Its request is in flight, and its future is not polled.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unpolled_future_does_not_stall_others() {
     let server = RedisServer::start();
@@ -88,7 +88,7 @@ async fn names_with_unusual_braces_are_independent() {
     }
 }
 
-/// Nobody closes a connection to a server that becomes a replica, and a master again.
+/// A connection to a server that becomes a replica, and a master again, is not closed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_was_a_replica_reuses_no_token() {
     let (first, second) = (RedisServer::start(), RedisServer::start());
@@ -104,14 +104,14 @@ async fn a_server_that_was_a_replica_reuses_no_token() {
     first.ask(&["REPLICAOF", "127.0.0.1", &port]);
     take(&theirs).await;
     steps::until("it has what is written", || second.is_replicated_to(1));
-    steps::until("nobody listens any more", || first.listeners() == 0);
+    steps::until("no client listens any more", || first.listeners() == 0);
     first.ask(&["REPLICAOF", "NO", "ONE"]);
     let newest = take(&theirs).await;
     steps::until("it is used again", || first.listeners() == 1);
     assert!(take(&ours).await > newest);
 }
 
-/// It is told of its grant, and nobody believes or renews it.
+/// It is notified of its grant, which is neither accepted nor renewed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_waiter_with_an_open_connection_delays_by_the_requested_first_lease() {
     let server = RedisServer::start();
@@ -166,7 +166,7 @@ async fn a_busy_attempt_leaves_nothing_behind() {
     theirs.release(&holder, &held, None).await.unwrap();
     proxy.deliver_late();
     let (value, left) = (server.ask(&["GET", "lockset:n"]), server.ask(&["PTTL", "lockset:n"]));
-    assert_eq!(value, "", "taken for nobody, for {left} ms");
+    assert_eq!(value, "", "taken without a caller, for {left} ms");
 }
 
 async fn fence_lost(natural: bool, keep: bool) -> (bool, Duration, Vec<lockset::Result<Renewal>>) {
@@ -207,7 +207,7 @@ async fn fence_lost(natural: bool, keep: bool) -> (bool, Duration, Vec<lockset::
     (served.0, served.1.saturating_duration_since(told.0), told.1)
 }
 
-/// The fence is lost (idle for long, evicted) while a fresh lock is held, then somebody queues.
+/// The fence is lost (idle for long, evicted) while a fresh lock is held, then a claim queues.
 #[tokio::test]
 async fn an_expired_fence_does_not_break_the_handoff() {
     let (served, after, _) = fence_lost(true, false).await;
@@ -388,7 +388,7 @@ async fn a_tombstone_affects_its_claim_only() {
     assert!(matches!(refused, Ok(Admission::Forgotten)), "{refused:?}");
 }
 
-/// Somebody else's lock whose value is empty.
+/// A foreign lock whose value is empty.
 #[tokio::test]
 async fn a_foreign_lock_with_an_empty_value_is_not_deleted() {
     let server = RedisServer::start();
@@ -515,7 +515,8 @@ async fn a_frozen_node_does_not_lose_queue_entries_at_others() {
 async fn fewest_waiters(freeze: bool) -> usize {
     let cluster = RedisCluster::start_with(0, &["--cluster-node-timeout", "60000"]);
     let redis = Arc::new(engine(&cluster.url()).await);
-    // A place lives half as long: longer than a busy machine lets anybody wait for the processor.
+    // A queue entry lives half as long: longer than a busy machine lets a task wait for the
+    // processor.
     let ttl = Duration::from_secs(2);
     let (first, second) = (0, cluster.another_master(0));
     let mut waiting = Vec::new();
@@ -531,7 +532,7 @@ async fn fewest_waiters(freeze: bool) -> usize {
     if freeze {
         cluster.nodes()[second].signal(Signal::STOP);
     }
-    // Somebody else's sign of life finds that the place is over, and removes it.
+    // The heartbeat of another waiter finds that the entry is over, and removes it.
     let other = engine(&cluster.nodes()[first].url().replace("redis:", "redis+cluster:")).await;
     let name = cluster.name_at(first).parse().unwrap();
     let mut least = usize::MAX;
@@ -612,7 +613,7 @@ async fn a_late_request_of_an_adopted_claim_acquires_nothing() {
     let adopted = theirs.adopt(&first, &grant, &successor).await.unwrap();
     theirs.release(&successor, &adopted, None).await.unwrap();
     let late = ours.acquire(&first, Wait::No).await;
-    assert!(matches!(late, Ok(Admission::Forgotten)), "it was taken for nobody: {late:?}");
+    assert!(matches!(late, Ok(Admission::Forgotten)), "it was taken without a caller: {late:?}");
     assert!(
         ours.acquire(&claim("baton"), Wait::No).await.unwrap().granted().is_some(),
         "it is free"

@@ -22,13 +22,13 @@ async fn waiters_for_a_hundred_names_share_one_connection() {
     for name in &names {
         guards.push(lock(&theirs, name).await);
     }
-    assert_eq!(server.listeners(), 1, "whoever holds has one");
+    assert_eq!(server.listeners(), 1, "a holder has one");
     let ours = client(&server.url(), TTL).await;
     let mut waiting = Vec::new();
     for name in &names {
         waiting.push(spawn_waiter(&ours, name).await);
     }
-    assert_eq!(server.listeners(), 2, "whoever waits has one, too");
+    assert_eq!(server.listeners(), 2, "a waiter has one, too");
     assert_eq!(server.ask(&["PUBSUB", "CHANNELS"]).lines().count(), 2, "an inbox each");
     for (guard, waiting) in guards.into_iter().zip(waiting) {
         guard.release().await.unwrap();
@@ -58,11 +58,11 @@ async fn a_handoff_takes_one_script_and_one_message() {
     let before = (server.calls("publish"), server.calls("evalsha"));
     first.release().await.unwrap();
     for waiter in waiters {
-        within(SOON, "everybody is served", waiter).await.unwrap();
+        within(SOON, "all are served", waiter).await.unwrap();
     }
     let letters = server.calls("publish") - before.0;
     let scripts = server.calls("evalsha") - before.1;
-    assert_eq!(letters, count, "one for each hand-over, and none when nobody waits");
+    assert_eq!(letters, count, "one for each hand-over, and none without a waiter");
     assert!(scripts <= count * 12 / 10, "{scripts} scripts for {count} grants");
 }
 

@@ -24,7 +24,7 @@ const BY_HEARTBEAT: Duration = Duration::from_secs(4);
 /// How long after a promotion a client has found the new master.
 const FOLLOWED: Duration = Duration::from_secs(8);
 
-/// Somebody who tries to take the lock again and again, and fails the test if that works while the
+/// A client that tries to take the lock again and again, and fails the test if that works while the
 /// holder may still believe.
 struct Rival {
     over: Arc<AtomicBool>,
@@ -111,7 +111,8 @@ async fn a_grant_lost_by_a_failover_is_reported_and_its_token_is_not_reused() {
     assert!(third.token() > second.token(), "{} after {}", third.token(), second.token());
 }
 
-/// Its lease is shorter than the failover: it is lost, and known to be, before anybody else holds.
+/// Its lease is shorter than the failover: it is lost, and known to be, before another client
+/// holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guard_with_a_short_ttl_is_lost_by_its_deadline() {
     let servers = RedisSentinel::start();
@@ -147,7 +148,7 @@ async fn waiters_keep_their_order_and_tokens_grow() {
         (spawn_waiter(&theirs, "line").await, spawn_waiter(&others, "line").await);
     servers.kill_master();
     await_confirmed(FOLLOWED, &guard).await;
-    // Whoever does not listen yet is passed over, and keeps the place.
+    // A waiter that does not listen yet is passed over, and keeps its queue entry.
     let master = &servers.servers()[servers.master()];
     until("all listen again", || {
         master.ask(&["PUBSUB", "CHANNELS", "*inbox*"]).lines().count() == 3
@@ -229,7 +230,7 @@ async fn the_old_master_is_not_used_when_it_comes_back() {
     let (old, new) = (&servers.servers()[old], &servers.servers()[servers.master()]);
     old.restart();
     servers.sentinels()[0].signal(Signal::CONT);
-    // Whoever has to find the master again while both say that they are one.
+    // A client that has to find the master again while both claim to be it.
     for _ in 0..10 {
         new.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         new.ask(&["CLIENT", "KILL", "TYPE", "normal"]);

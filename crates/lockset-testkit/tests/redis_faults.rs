@@ -37,7 +37,7 @@ async fn lock(locks: &Lockset, name: &str) -> Guard {
     within(SOON, "a free lock", locks.mutex(name).unwrap().lock()).await.unwrap()
 }
 
-/// Somebody waits for the lock, and the server knows.
+/// A client waits for the lock, and the server knows.
 async fn spawn_waiter(locks: &Lockset, name: &str) -> PendingLock {
     let before = locks.inspect(name).await.unwrap().waiters.len();
     let mutex = locks.mutex(name).unwrap();
@@ -147,7 +147,7 @@ async fn an_acquisition_with_a_lost_reply_is_recovered_by_its_id() {
     assert!(is_free(&theirs, "unanswered").await);
 }
 
-/// Whoever asks again finds the whole lease, not the short one of a lock that was handed over.
+/// A repeated request finds the whole lease, not the short one of a lock that was handed over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fixed_lease_with_a_lost_reply_is_not_extended() {
     let server = RedisServer::start();
@@ -174,7 +174,7 @@ async fn a_fixed_lease_with_a_lost_reply_is_not_extended() {
     }
 }
 
-/// The server has granted it, and nobody is there any more who would know. Its withdrawal finds the
+/// The server has granted it, and no client is left that would know. Its withdrawal finds the
 /// connection as it is: deaf, or stuck until another stands.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acquisition_cancelled_without_a_reply_is_withdrawn() {
@@ -433,7 +433,7 @@ async fn without_memory_locks_can_be_renewed_and_released_but_not_acquired() {
     assert_eq!(server.ask(&["GET", "lockset:kept"]), "");
 }
 
-/// Of each kind one that nobody waits for, with a client of its own: what a server does for one may
+/// Of each kind one without waiters, with a client of its own: what a server does for one may
 /// help the others in the same request.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_memory_all_kinds_of_locks_and_queue_entries_are_renewed() {

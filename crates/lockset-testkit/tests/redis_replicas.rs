@@ -141,7 +141,7 @@ async fn a_handed_over_lock_waits_for_replicas_too() {
     guard.release().await.unwrap();
 }
 
-/// It is handed over on to whoever is next, and not kept until its lease ends.
+/// It is handed over to the next waiter, and not kept until its lease ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handoff_with_too_few_replicas_passes_on_to_the_next_waiter() {
     let at = Scene::new().await;

@@ -52,7 +52,7 @@ async fn the_documented_rules_are_enough_for_a_quorum() {
     let guard = lock(&ours, "mutex").await;
     let mutex = theirs.mutex("mutex").unwrap();
     let waiting = tokio::spawn(async move { mutex.lock().await });
-    until("somebody waits", || {
+    until("a client waits", || {
         servers.iter().any(|server| server.ask(&["ZCARD", "{lockset:mutex}:queue"]) == "1")
     });
     guard.release().await.unwrap();
@@ -86,7 +86,10 @@ async fn the_documented_rules_are_enough() {
     let clients = server.ask(&["CLIENT", "LIST"]);
     let fields = || clients.split_whitespace().filter_map(|field| field.strip_prefix("flags="));
     for flag in ['t', 'B'] {
-        assert!(fields().any(|flags| flags.contains(flag)), "nobody is told of changes: {clients}");
+        assert!(
+            fields().any(|flags| flags.contains(flag)),
+            "no client is notified of changes: {clients}"
+        );
     }
     ours.close().await.unwrap();
 
@@ -164,7 +167,7 @@ async fn a_waiter_whose_right_is_revoked_fails_and_others_keep_waiting() {
     assert!(is_free(&holder, "theirs/x").await);
 }
 
-/// Changes are then seen by looking, and the end of somebody else's lock by the next heartbeat.
+/// Changes are then found by polling, and the end of a foreign lock by the next heartbeat.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_right_to_track_changes_a_watch_polls() {
     let (server, url) = guarded();

@@ -16,7 +16,7 @@ use secrets::{Authority, MARK, assert_files_are_named, assert_hidden, assert_hid
 
 const TTL: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(1);
-/// A refusal is an answer: nobody waits longer for it than for a connection.
+/// A rejection is a reply: it takes no longer than a connection.
 const ANSWERED: Duration = Duration::from_secs(8);
 
 /// A server with a certificate of this authority that asks clients for theirs, or not.
@@ -51,10 +51,10 @@ async fn client(url: &str) -> Lockset {
 async fn a_server_of_an_unknown_authority_is_refused() {
     let (ours, other) = (Authority::new(), Authority::new());
     let server = server(&ours, ours.sign("127.0.0.1", |_| {}), "no");
-    let nobody = refused(&tls_url(&server, "")).await;
-    assert_error(&nobody, &["UnknownIssuer", "unknown issuer"], false);
-    let somebody_else = refused(&tls_url(&server, &format!("?ca={}", other.ca()))).await;
-    assert_error(&somebody_else, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
+    let untrusted = refused(&tls_url(&server, "")).await;
+    assert_error(&untrusted, &["UnknownIssuer", "unknown issuer"], false);
+    let other_authority = refused(&tls_url(&server, &format!("?ca={}", other.ca()))).await;
+    assert_error(&other_authority, &["UnknownIssuer", "BadSignature", "unknown issuer"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,8 +102,8 @@ async fn a_client_certificate_is_sent_if_the_server_requires_one() {
         tls_url(&server, &format!("?ca={}&cert={cert}&key={key}", authority.ca()))
     };
     let (ours, strange) = (authority.sign("client", |_| {}), other.sign("client", |_| {}));
-    let nobody = refused(&tls_url(&server, &format!("?ca={}", authority.ca()))).await;
-    assert_error(&nobody, &["ertificate"], false);
+    let untrusted = refused(&tls_url(&server, &format!("?ca={}", authority.ca()))).await;
+    assert_error(&untrusted, &["ertificate"], false);
     let stranger = refused(&with(&strange)).await;
     assert_error(&stranger, &["ertificate", "UnknownCA", "DecryptError"], false);
     assert!(is_free(&client(&with(&ours)).await, "known").await);

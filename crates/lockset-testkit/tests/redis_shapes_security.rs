@@ -19,17 +19,17 @@ use secrets::{Authority, MARK, assert_hidden_in};
 /// Longer than a failover takes.
 const TTL: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_secs(2);
-/// A refusal is an answer: nobody waits longer for it than for a connection.
+/// A rejection is a reply: it takes no longer than a connection.
 const ANSWERED: Duration = Duration::from_secs(8);
 /// What the documented rules are for.
 const USER: &str = "lockset";
 
-/// Nobody enters without the password of an administrator, which clients do not have.
+/// Every login needs the password of an administrator, which clients do not have.
 fn guarded() -> Access {
     Access { password: Some(format!("{MARK}-administrator")), tls: None }
 }
 
-/// Nobody enters but by TLS; the certificate is for this host.
+/// Connections are accepted by TLS only; the certificate is for this host.
 fn sealed(authority: &Authority, host: &str) -> Access {
     let (cert, key) = authority.sign(host, |_| {});
     Access { password: None, tls: Some(Tls { ca: authority.ca(), cert, key }) }
@@ -139,8 +139,8 @@ async fn a_wrong_login_at_a_sentinel_or_its_server_is_reported() {
         assert_error(&error, &[WRONG_USER], false);
         assert!(!error_chain(&error).contains("sentinel"), "it is the server that refuses");
     }
-    let nobody = refused(&format!("{url}{right_sentinel}")).await;
-    assert_error(&nobody, &[WRONG_USER], false);
+    let without_user = refused(&format!("{url}{right_sentinel}")).await;
+    assert_error(&without_user, &[WRONG_USER], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]

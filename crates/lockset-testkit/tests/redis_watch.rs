@@ -226,7 +226,7 @@ async fn a_watch_follows_a_moved_slot() {
     guard.release().await.unwrap();
 }
 
-/// Whoever stops looking costs the server nothing any more.
+/// A watch that ended costs the server nothing any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_watch_leaves_no_connection() {
     let server = RedisServer::start();

@@ -86,7 +86,7 @@ async fn a_client_leaves_a_silent_server_in_time() {
             _ => ours.close().await.unwrap(),
         }
     };
-    // Whoever looks must not be there too.
+    // The observer must not be connected there too.
     let mut kazoo = KazooClient::on(&chroot.servers().nodes()[leader].host());
     let session = kazoo.stat(&node).unwrap().owner;
     chroot.servers().nodes()[server].freeze();
@@ -133,7 +133,7 @@ async fn locks_are_lost_without_a_majority_and_available_again_with_one() {
     let refused = within(patience + SOON, "an answer", another.lock_within(patience)).await;
     let error = refused.unwrap_err();
     assert!(error.is_retryable(), "{error:?}");
-    assert!(!waiting.is_finished(), "nobody is granted anything");
+    assert!(!waiting.is_finished(), "it was granted without a majority");
     dead.iter().for_each(|node| chroot.servers().nodes()[*node].start_again());
     chroot.servers().await_serving();
     let next = await_served(ELECTION + TTL, waiting).await;

@@ -1,5 +1,5 @@
 //! What the ZooKeeper engine makes of lost answers, cut connections and ended sessions: each has a
-//! clear outcome, seen on a real server by somebody who shares no code with us.
+//! clear outcome, seen on a real server by a client that shares no code with us.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::time::{Duration, Instant};
@@ -82,9 +82,9 @@ async fn a_node_of_another_session_is_not_taken_for_ours() {
     until("it stands in line, or believes to hold", || {
         asking.is_finished() || chroot.contenders(&mut kazoo, "forged").len() == 2
     });
-    assert!(!asking.is_finished(), "it holds by the node of somebody else");
+    assert!(!asking.is_finished(), "it holds by the node of another client");
     tokio::time::sleep(SOON).await;
-    assert!(!asking.is_finished(), "it did not wait for somebody else");
+    assert!(!asking.is_finished(), "it did not wait for the other client");
     assert!(stranger.delete(&forged));
     let guard = await_served(SOON, asking).await;
     let node = chroot.only_node(&mut kazoo, "forged");
@@ -177,7 +177,7 @@ async fn a_release_with_a_lost_reply_hands_over_once() {
     next.release().await.unwrap();
 }
 
-/// A session goes on for as long as its client lives, so nobody else would ever remove the node.
+/// A session goes on for as long as its client lives, so nothing else would ever remove the node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_did_not_reach_the_server_is_retried() {
     let (chroot, mut kazoo) = chroot();
@@ -275,7 +275,7 @@ async fn a_node_of_an_ended_session_is_never_trusted() {
     await_lost(TTL, &guard).await;
     until("its node is gone", || chroot.contenders(&mut kazoo, "old").is_empty());
     holder.release().await.unwrap();
-    assert!(!waiting.is_finished(), "nobody could tell it");
+    assert!(!waiting.is_finished(), "it could not be notified");
     proxy.set_silent(false);
     let guard = await_served(TTL + SOON, waiting).await;
     let node = chroot.only_node(&mut kazoo, "busy");
@@ -326,8 +326,8 @@ async fn the_ttl_is_what_the_server_grants() {
 async fn an_unused_address_in_the_url_does_not_matter() {
     let (chroot, _) = chroot();
     let port = chroot.servers().nodes()[0].port();
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let silent = nobody.local_addr().unwrap().port();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = listener.local_addr().unwrap().port();
     let dead = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap().port()
@@ -352,7 +352,7 @@ async fn a_lock_survives_a_short_freeze_of_all_servers() {
     let guard = lock(&ours, "outlasts").await;
     proxy.refuse(true);
     proxy.cut();
-    // Longer than anybody without a place would wait for a connection.
+    // Longer than a claim without a node would wait for a connection.
     let error = within(LONG, "it is told", guard.confirm()).await.unwrap_err();
     assert!(error.is_retryable(), "{error:?}");
     assert_eq!(guard.state(), State::Uncertain);
@@ -394,7 +394,7 @@ async fn a_detached_lock_is_not_touched_by_its_former_client() {
     let ticket = guard.detach().await.unwrap();
     let guard = theirs.attach(&ticket).await.unwrap();
     tokio::time::sleep(SOON).await;
-    assert_eq!(proxy.connections(), before + 1, "nobody else wants that session");
+    assert_eq!(proxy.connections(), before + 1, "no other connection takes that session over");
     guard.confirm().await.unwrap();
     guard.release().await.unwrap();
 }
@@ -420,7 +420,7 @@ async fn a_downgrade_of_a_watched_writer_leaves_nothing_behind() {
     }
 }
 
-/// Nobody knows whether it was done; it was.
+/// The outcome is unknown; it was done.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_downgrade_can_be_repeated_renewed_and_released() {
     let (chroot, _) = chroot();
@@ -433,7 +433,7 @@ async fn a_cancelled_downgrade_can_be_repeated_renewed_and_released() {
         guard.confirm().await.unwrap();
         proxy.drop_replies();
         let given_up = tokio::time::timeout(Duration::from_millis(100), guard.downgrade()).await;
-        assert!(given_up.is_err(), "nobody answers");
+        assert!(given_up.is_err(), "no server replies");
         let reader = within(SOON, "it was done", there.read()).await.unwrap();
         reader.release().await.unwrap();
         proxy.cut();

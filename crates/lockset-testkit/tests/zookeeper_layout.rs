@@ -1,5 +1,5 @@
 //! What we put on a ZooKeeper server, and how we read what others put there: Curator's layout to
-//! the letter, seen by somebody who shares no code with us.
+//! the letter, seen by a client that shares no code with us.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::time::Duration;
@@ -89,7 +89,7 @@ async fn our_nodes_are_named_like_those_of_kazoo_if_configured() {
     let (id, number) = node.split_once("__rlock__").unwrap();
     assert!(id == reader.claim_id().to_string() && is_number(number), "{node}");
     drop((guard, reader));
-    // kazoo's parents stay: nobody reaps them.
+    // kazoo's parents stay: they are not reaped.
     until("they are given back", || chroot.contenders(&mut kazoo, "mutex").is_empty());
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(kazoo.stat(&chroot.path("mutex")).is_some());
@@ -170,7 +170,7 @@ async fn a_foreign_mutex_node_before_ours_holds_and_one_after_it_waits() {
     }
 }
 
-/// A node without a number cannot be a claim: nobody waits for it, and nobody shows it.
+/// A node without a number cannot be a claim: no claim waits for it, and it is not shown.
 #[tokio::test(flavor = "multi_thread")]
 async fn children_that_are_not_claims_are_ignored() {
     let (chroot, mut kazoo) = chroot();
@@ -197,7 +197,7 @@ async fn leftovers_of_a_curator_semaphore_are_not_claims() {
     is_unused(&client(&raw, TTL).await, "app/permits", "raw").await;
 }
 
-/// Whoever looks, lists or asks for the lock finds that nobody has it.
+/// Inspecting, listing and acquiring all find that the lock is free.
 async fn is_unused(locks: &Lockset, name: &str, what: &str) {
     let state = locks.inspect(name).await.unwrap();
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{what}: {state:?}");

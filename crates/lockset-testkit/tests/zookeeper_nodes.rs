@@ -71,8 +71,8 @@ async fn a_deleted_parent_loses_the_lock_but_waiters_are_served() {
         (spawn_waiter(&first, "deleted").await, spawn_waiter(&second, "deleted").await);
     assert!(kazoo.delete(&chroot.path("deleted")));
     await_lost(BY_RENEWAL, &guard).await;
-    // They may have changed places: whoever comes back first is first. And nodes are deleted one by
-    // one, so somebody may have been served, and have lost it again, before the end.
+    // Their order may have changed: the client that comes back first is first. And nodes are
+    // deleted one by one, so a client may have been served, and have lost it again, before the end.
     let (one, other) = within(TTL, "a waiter is served", first_of(first, second)).await;
     assert!(one.token() > guard.token());
     drop(one);
@@ -238,7 +238,7 @@ async fn each_release_wakes_one_of_a_thousand_waiters() {
 async fn nodes_of_a_user_are_protected_from_other_users() {
     let (chroot, mut kazoo) = chroot();
     let login = |user: &str| chroot.url().replacen("zk://", &format!("zk://{user}@"), 1);
-    // The home itself is everybody's.
+    // The home itself is open to all users.
     let open = client(&chroot.url(), TTL).await;
     lock(&open, "open").await.release().await.unwrap();
     let (ours, same) =

@@ -16,7 +16,7 @@ use secrets::{Authority, assert_files_are_named};
 
 /// Longer than a Java machine takes to start again while others keep the processors busy.
 const TTL: Duration = Duration::from_secs(30);
-/// A refusal is an answer: nobody waits longer for it than for a connection.
+/// A rejection is a reply: it takes no longer than a connection.
 const ANSWERED: Duration = Duration::from_secs(10);
 
 /// A server with a certificate of this authority that asks clients for theirs, or not.
@@ -47,11 +47,11 @@ async fn client(url: &str) -> Lockset {
 async fn a_server_of_an_unknown_authority_is_refused() {
     let (ours, other) = (Authority::new(), Authority::new());
     let server = server(&ours, &ours.sign("127.0.0.1", |_| {}), false);
-    let nobody = refused(&server.tls_url("p")).await;
-    assert_error(&nobody, &["UnknownIssuer"], false);
+    let untrusted = refused(&server.tls_url("p")).await;
+    assert_error(&untrusted, &["UnknownIssuer"], false);
     let url = format!("{}?ca={}", server.tls_url("p"), other.ca());
-    let somebody_else = refused(&url).await;
-    assert_error(&somebody_else, &["UnknownIssuer", "BadSignature"], false);
+    let other_authority = refused(&url).await;
+    assert_error(&other_authority, &["UnknownIssuer", "BadSignature"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,8 +100,8 @@ async fn a_client_certificate_is_sent_if_the_server_requires_one() {
         format!("{}?ca={}&cert={cert}&key={key}", server.tls_url("p"), authority.ca())
     };
     let (ours, strange) = (authority.sign("client", |_| {}), other.sign("client", |_| {}));
-    let nobody = format!("{}?ca={}", server.tls_url("p"), authority.ca());
-    assert_error(&refused(&nobody).await, &["ertificate"], false);
+    let untrusted = format!("{}?ca={}", server.tls_url("p"), authority.ca());
+    assert_error(&refused(&untrusted).await, &["ertificate"], false);
     assert_error(&refused(&with(&strange)).await, &["ertificate"], false);
     assert!(is_free(&client(&with(&ours)).await, "known").await);
 }

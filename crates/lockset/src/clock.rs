@@ -84,7 +84,7 @@ impl Clock {
         Self(ClockSource::Tokio { origin })
     }
 
-    /// Whether this is tokio's clock, so that whoever uses it must live on the same runtime.
+    /// Whether this is tokio's clock, so that its users must run on the same runtime.
     pub(crate) fn is_virtual(&self) -> bool {
         matches!(self.0, ClockSource::Tokio { .. })
     }
@@ -97,7 +97,7 @@ impl Clock {
         }
     }
 
-    /// What comes of `work`, if it comes before `deadline`.
+    /// The output of `work`, if it is ready before `deadline`.
     ///
     /// # Cancel safety
     /// As cancel safe as `work`.
@@ -107,7 +107,7 @@ impl Clock {
         work: impl Future<Output = T>,
     ) -> Option<T> {
         tokio::select! {
-            // What is done counts, although somebody who was slow looks only after the time.
+            // A finished `work` counts, even if this is polled only after the deadline.
             biased;
             done = work => Some(done),
             () = self.sleep_until(deadline) => None,

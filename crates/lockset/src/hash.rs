@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 /// A map by [`Name`](crate::Name) or [`ClaimId`](crate::ClaimId).
 pub(crate) type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<Prehashed>>;
 
-/// The hash of a text, seeded at random per process: nobody can choose names that collide.
+/// The hash of a text, seeded at random per process, so that colliding names cannot be chosen.
 pub(crate) fn hash_of(text: &str) -> u64 {
     static SEED: OnceLock<RandomState> = OnceLock::new();
     SEED.get_or_init(RandomState::new).hash_one(text)

@@ -41,7 +41,7 @@ pub(crate) fn is_keeping() -> bool {
     KEEPS.get()
 }
 
-/// Whether anybody may want events of this level.
+/// Whether a subscriber may want events of this level.
 pub(crate) fn is_enabled(level: tracing::Level) -> bool {
     level <= LevelFilter::current()
 }

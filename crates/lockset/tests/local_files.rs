@@ -17,7 +17,7 @@ use lockset::engine::{
 };
 use lockset::{Error, LossReason, Note, Token};
 
-/// Well below the safety net of a second: whoever is this fast was told.
+/// Well below the recheck of a second: a waiter that is this fast got a message.
 const AT_ONCE: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(60);
 
@@ -46,7 +46,7 @@ async fn hold(engine: &Local, ttl: Duration) -> (Claim, Grant) {
     (claim, grant)
 }
 
-/// The words of a failure that nobody but a person can mend.
+/// The text of a failure that does not pass by itself.
 fn final_words(outcome: Result<Local, Error>) -> String {
     let error = outcome.expect_err("this file cannot be used");
     assert!(matches!(error, Error::Unreachable { retryable: false, .. }), "{error:?}");
@@ -161,7 +161,7 @@ async fn a_file_with_two_names_is_refused() {
     for path in [&path, &other] {
         assert!(final_words(open(path)).contains("2 names"));
     }
-    // Whoever has it open already stops too, but what it holds is not lost.
+    // A client that has it open already fails too, but its locks are not lost.
     let error = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap_err();
     assert!(error.to_string().contains("2 names"), "{error}");
     std::fs::remove_file(&other).unwrap();
@@ -222,7 +222,7 @@ async fn nothing_but_fences_and_cells_survives_a_reboot() {
     engine.cell(&"jobs/1".parse().unwrap(), Version::ABSENT, Some(vec![7])).await.unwrap();
     drop(engine);
     let db = rusqlite::Connection::open(&path).unwrap();
-    // The clock had come an hour further. Nobody sees the processes of then.
+    // The clock was an hour ahead. The processes of that boot cannot be seen.
     let earlier = "UPDATE lock SET expires = expires + 3600000000000, process = ?1,
                    seen = seen + 3600000000000 WHERE seq > 0";
     assert_eq!(db.execute(earlier, [ELSEWHERE]), Ok(2));
@@ -488,7 +488,7 @@ async fn try_lock_succeeds_a_killed_holder_at_once() {
     let mut other = Other::holding(&path, LONG, &[]);
     assert!(engine.acquire(&claim(LONG), Wait::No).await.unwrap().granted().is_none());
     other.kill();
-    assert!(engine.list(&"".parse().unwrap()).await.unwrap().is_empty(), "nobody holds it");
+    assert!(engine.list(&"".parse().unwrap()).await.unwrap().is_empty(), "it is held");
     hold(&engine, LONG).await;
 }
 
@@ -521,7 +521,7 @@ async fn a_client_is_notified_at_once_that_its_bound_process_died() {
 }
 
 #[tokio::test]
-async fn a_killed_waiter_delays_nobody() {
+async fn a_killed_waiter_delays_no_other() {
     let (_folder, path) = scratch();
     let engine = open(&path).unwrap();
     let (held, grant) = hold(&engine, LONG).await;

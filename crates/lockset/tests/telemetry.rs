@@ -72,7 +72,7 @@ fn waiting_holding_renewing_losing_and_releasing_are_reported() {
     has(&["lockset_waiters", "engine = memory"], "0");
     has(&["lockset_hold_seconds", "name = labelled"], "1 samples");
     let unlabelled = metrics.iter().filter(|(key, _)| key.contains("jobs/42")).count();
-    assert_eq!(unlabelled, 0, "a lock's name is a label although nobody asked for it");
+    assert_eq!(unlabelled, 0, "a lock's name is a label although it was not enabled");
 
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     for words in ["lockset.acquire{name=jobs/42", "note=seen", "granted", "released", "was lost"] {

@@ -46,10 +46,10 @@ pub(crate) trait Servers {
         ttl
     }
 
-    /// Nobody answers any more.
+    /// No server replies any more.
     fn freeze(&self);
 
-    /// Everybody answers again.
+    /// All servers reply again.
     fn thaw(&self);
 }
 
@@ -157,7 +157,7 @@ impl Home {
         self.detached(command)
     }
 
-    /// The command on this home, in a session of its own: the terminal of whoever runs the tests
+    /// The command on this home, in a session of its own: the terminal in which the tests run
     /// is not to be played with.
     pub(crate) fn detached(&self, mut command: Command) -> Command {
         self.settle(&mut command);
@@ -197,7 +197,7 @@ impl Home {
         self.state(name)["holders"].as_array().unwrap().len()
     }
 
-    /// Somebody who holds `name` until dropped.
+    /// A client that holds `name` until dropped.
     pub(crate) fn hold(&self, name: &str) -> Running {
         self.hold_with(&[name])
     }
@@ -369,7 +369,7 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Between fork and exec: whoever started the tests (a shell in the background, `nohup`) may have
+/// Between fork and exec: the parent of the tests (a shell in the background, `nohup`) may have
 /// had signals ignored, and they are to be obeyed here.
 pub(crate) fn forget_ignored_signals() {
     for signal in 1..=31 {

@@ -44,7 +44,7 @@ fn the_command_dies_with_the_guardian_even_if_lockset_cannot_help() {
 
 /// Each stop of the command is reported to lockset, which is stopped and does not read.
 #[test]
-fn a_guardian_that_nobody_listens_to_still_ends_the_command_in_time() {
+fn a_guardian_whose_reports_are_not_read_still_ends_the_command_in_time() {
     let home = Home::new();
     let ttl = Duration::from_secs(6);
     let script = "trap '' TERM; echo $$ >command; exec sleep 1000";
@@ -72,7 +72,7 @@ fn a_guardian_that_nobody_listens_to_still_ends_the_command_in_time() {
 
 /// Each signal is an order to the guardian, which is stopped and does not read.
 #[test]
-fn a_lockset_that_nobody_listens_to_still_ends_the_command_with_its_lock() {
+fn a_lockset_whose_orders_are_not_read_still_ends_the_command_with_its_lock() {
     let home = Home::new();
     let script = "trap '' USR1; echo $$ >command; exec sleep 1000";
     let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", script]));
@@ -116,7 +116,7 @@ fn a_killed_waiter_leaves_no_guardian_and_no_place_in_the_queue() {
 }
 
 #[test]
-fn those_who_outlive_the_command_are_asked_and_then_killed_before_the_release() {
+fn processes_that_outlive_the_command_get_term_and_then_kill_before_the_release() {
     let home = Home::new();
     // The stubborn one ignores TERM, the polite one notes it.
     let script = "sh -c 'trap \"\" TERM; echo $$ >stubborn; exec sleep 1000' & \

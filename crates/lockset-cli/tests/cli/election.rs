@@ -37,7 +37,7 @@ fn a_signal_ends_a_campaign() {
     assert_eq!(home.waiters("boss"), 0);
 }
 
-/// The engine does not answer for longer than the office lasts, and than a campaign asks.
+/// The engine does not reply for longer than the leadership lasts, and than a campaign waits.
 #[test]
 fn an_outage_ends_an_office_and_no_campaign() {
     let home = Home::new();

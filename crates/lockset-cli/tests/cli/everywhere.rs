@@ -69,21 +69,21 @@ everywhere! {
     the_command_is_told_about_its_lock,
     a_lockset_within_the_command_uses_the_same_engine,
     a_ticket_keeps_renews_and_releases_a_lock,
-    a_ticket_says_where_its_lock_lives,
-    a_lock_that_was_asked_back_can_be_given_back,
+    a_ticket_names_the_home_of_its_lock,
+    a_revoked_lock_can_be_released,
     a_lock_lives_no_longer_than_its_lease,
     a_signal_while_waiting_leaves_neither_ticket_nor_claim,
-    a_free_lock_is_said_to_be_free,
+    a_free_lock_is_shown_as_free,
     a_held_lock_is_shown_with_its_holder_and_waiters,
-    a_watch_tells_every_change_on_a_line,
+    a_watch_prints_every_change_on_a_line,
     leadership_passes_on_when_the_leader_dies,
-    a_leader_that_lost_its_office_campaigns_again,
+    a_leader_that_lost_its_leadership_campaigns_again,
     a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_ends,
-    an_engine_that_does_not_answer_is_not_waited_for_when_the_lock_is_lost,
+    an_engine_that_does_not_reply_is_not_waited_for_when_the_lock_is_lost,
     a_lease_is_renewed_for_as_long_as_the_command_runs,
     a_broken_lock_ends_its_command_when_the_lease_ends,
     a_lock_broken_at_once_kills_its_command_at_once,
-    killing_lockset_kills_the_whole_tree_before_anybody_is_granted,
+    killing_lockset_kills_the_whole_tree_before_another_client_is_granted,
 }
 
 fn the_commands_own_code_is_passed_on(home: &Home) {
@@ -200,7 +200,7 @@ fn a_ticket_keeps_renews_and_releases_a_lock(home: &Home) {
     let said = format!("x is held for another {left}s");
     assert!(stdout(&output).contains(&said), "{output:?}");
     let after = home.state("x")["holders"][0]["left_ms"].as_u64().unwrap();
-    // ZooKeeper tells nobody how long a session still lasts.
+    // ZooKeeper does not show how long a session still lasts.
     assert!(after > before || home.engine() == "zookeeper", "{after} after {before}");
 
     let output = home.lockset(&["release", "--ticket", "t"]).output().unwrap();
@@ -209,7 +209,7 @@ fn a_ticket_keeps_renews_and_releases_a_lock(home: &Home) {
     assert!(!home.path("t").exists());
 }
 
-fn a_ticket_says_where_its_lock_lives(home: &Home) {
+fn a_ticket_names_the_home_of_its_lock(home: &Home) {
     let args = ["acquire", "jobs/a%b", "--ttl", "30s", "--ticket", "t"];
     assert_eq!(code(&home.lockset(&args).output().unwrap()), 0);
     for verb in ["renew", "release"] {
@@ -220,7 +220,7 @@ fn a_ticket_says_where_its_lock_lives(home: &Home) {
     assert_eq!(home.holders("jobs/a%b"), 0);
 }
 
-fn a_lock_that_was_asked_back_can_be_given_back(home: &Home) {
+fn a_revoked_lock_can_be_released(home: &Home) {
     let acquire = ["acquire", "x", "--ttl", "30s", "--ticket", "t"];
     assert_eq!(code(&home.lockset(&acquire).output().unwrap()), 0);
     assert_eq!(code(&home.lockset(&["break", "x"]).output().unwrap()), 0);
@@ -235,7 +235,7 @@ fn a_lock_that_was_asked_back_can_be_given_back(home: &Home) {
 fn a_lock_lives_no_longer_than_its_lease(home: &Home) {
     let args = ["acquire", "x", "--ttl", home.short_ttl(), "--ticket", "t"];
     assert_eq!(code(&home.lockset(&args).output().unwrap()), 0);
-    // Granted when the lease ends, and not before somebody asked.
+    // Granted when the lease ends, and not before it is requested.
     assert_eq!(code(&home.lockset(&["run", "-w", "20s", "x", "--", "true"]).output().unwrap()), 0);
     let output = home.lockset(&["renew", "--ticket", "t"]).output().unwrap();
     assert_eq!(code(&output), 76, "{output:?}");
@@ -255,7 +255,7 @@ fn a_signal_while_waiting_leaves_neither_ticket_nor_claim(home: &Home) {
     assert!(!home.path("t").exists());
 }
 
-fn a_free_lock_is_said_to_be_free(home: &Home) {
+fn a_free_lock_is_shown_as_free(home: &Home) {
     let output = home.lockset(&["show", "x"]).output().unwrap();
     assert_eq!((code(&output), stdout(&output)), (1, "x is free\n".into()));
     let output = home.lockset(&["show", "x", "--json"]).output().unwrap();
@@ -305,7 +305,7 @@ fn a_held_lock_is_shown_with_its_holder_and_waiters(home: &Home) {
     assert_eq!(listed[0]["holders"][0]["token"], token);
 }
 
-fn a_watch_tells_every_change_on_a_line(home: &Home) {
+fn a_watch_prints_every_change_on_a_line(home: &Home) {
     let mut watch = Running::spawn(&mut home.lockset(&["watch", "jobs/", "--json"]));
     let (sender, lines) = std::sync::mpsc::channel();
     let out = BufReader::new(watch.take_stdout());
@@ -348,7 +348,7 @@ fn leadership_passes_on_when_the_leader_dies(home: &Home) {
     assert!(event["leads"] == true && event["token"].is_string(), "{event}");
 }
 
-fn a_leader_that_lost_its_office_campaigns_again(home: &Home) {
+fn a_leader_that_lost_its_leadership_campaigns_again(home: &Home) {
     let script = "echo $LOCKSET_TOKEN >>log; exec sleep 1000";
     let running = Running::spawn(&mut home.lockset(&["elect", "boss", "--", "sh", "-c", script]));
     until("it leads", || home.text("log").lines().count() == 1);
@@ -377,7 +377,7 @@ fn a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_end
     assert!(asked.elapsed() > early, "not before it is necessary");
     assert!(is_alive(command));
     until("it is killed", || !is_alive(command));
-    assert!(last_renewal.elapsed() < ttl, "before anybody else can be granted the lock");
+    assert!(last_renewal.elapsed() < ttl, "before another client can be granted the lock");
     assert!(termed.elapsed() > Duration::from_millis(400), "{:?} of grace", termed.elapsed());
     drop(blocked);
     let output = running.wait();
@@ -389,7 +389,7 @@ fn a_command_whose_lease_cannot_be_renewed_gets_term_and_then_kill_before_it_end
     );
 }
 
-fn an_engine_that_does_not_answer_is_not_waited_for_when_the_lock_is_lost(home: &Home) {
+fn an_engine_that_does_not_reply_is_not_waited_for_when_the_lock_is_lost(home: &Home) {
     let polite = "echo $$ >pid; exec sleep 1000";
     let stubborn = "trap '' TERM; echo $$ >pid; exec sleep 1000";
     for (name, script) in [("polite", polite), ("stubborn", stubborn)] {
@@ -403,7 +403,10 @@ fn an_engine_that_does_not_answer_is_not_waited_for_when_the_lock_is_lost(home: 
         assert!(ended.elapsed() < Duration::from_secs(1), "{name}: {:?}", ended.elapsed());
         assert_eq!(code(&output), 76, "{output:?}");
         let said = stderr(&output);
-        assert!(said.contains("left to its lease") && said.lines().count() == 1, "{name}: {said}");
+        assert!(
+            said.contains("so the lock ends with its lease") && said.lines().count() == 1,
+            "{name}: {said}"
+        );
         drop(blocked);
         std::fs::remove_file(home.path("pid")).unwrap();
     }
@@ -448,13 +451,13 @@ fn a_lock_broken_at_once_kills_its_command_at_once(home: &Home) {
     assert!(broken.elapsed() < Duration::from_secs(10), "{:?}", broken.elapsed());
     assert!(!is_alive(command));
     assert_eq!(code(&output), 76);
-    // Where a lock is simply gone nobody can tell who took it.
+    // If a lock is simply gone, it is not known who took it.
     let words = if home.engine() == "local" { "operator" } else { "was lost" };
     assert!(stderr(&output).contains(words), "{}", stderr(&output));
     assert_eq!(home.text("log"), "", "no time for TERM");
 }
 
-fn killing_lockset_kills_the_whole_tree_before_anybody_is_granted(home: &Home) {
+fn killing_lockset_kills_the_whole_tree_before_another_client_is_granted(home: &Home) {
     let running =
         Running::spawn(&mut home.lockset(&["run", "--ttl", "3s", "x", "--", "sh", "-c", TREE]));
     let (command, runaway) = (home.pid("command"), home.pid("runaway"));

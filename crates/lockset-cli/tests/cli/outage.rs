@@ -45,7 +45,7 @@ fn an_engine_that_is_not_there_yet_is_waited_for() {
 }
 
 #[test]
-fn an_engine_that_goes_away_while_somebody_waits_for_a_lock_is_waited_for() {
+fn an_engine_that_goes_away_while_a_client_waits_for_a_lock_is_waited_for() {
     let (server, home) = server();
     let lockset = |args: &[&str]| {
         let mut command = home.lockset(args);

@@ -184,7 +184,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
 }
 
 #[test]
-fn ctrl_z_is_undone_where_nobody_could_continue_the_job() {
+fn ctrl_z_is_undone_if_no_shell_could_continue_the_job() {
     let home = Home::new();
     // Like the first process of a container on a terminal: no shell above it.
     let mut command = Command::new(BINARY);
@@ -231,7 +231,7 @@ fn ctrl_z_while_waiting_stops_lockset_and_fg_goes_on_waiting() {
 }
 
 #[test]
-fn the_wait_line_tells_who_how_long_and_which_place_and_then_goes() {
+fn the_wait_line_shows_holder_time_and_position_and_is_then_removed() {
     let home = Home::new();
     let holder = home.hold_with(&["--note", "nightly", "x"]);
     let mut terminal = Terminal::script(&home, "lockset run x -- echo mine; echo after");
@@ -269,7 +269,7 @@ fn in_a_pipeline_the_terminal_is_left_to_all() {
     );
     let screen = terminal.expect("done");
     assert!(screen.contains("in-front") && screen.contains("from the command"), "{screen}");
-    // Whoever reads it gets it all the same.
+    // A reader of the terminal still gets it.
     let mut terminal = Terminal::script(
         &home,
         "lockset run x -- sh -c 'echo rea\"\"dy; read line </dev/tty; \

@@ -68,7 +68,7 @@ fn a_ticket_that_is_written_is_kept_although_nothing_can_be_said_about_it() {
     let output = home.shell(&format!("{acquire} t >/dev/full")).output().unwrap();
     assert_eq!((code(&output), home.holders("x")), (125, 1), "{output:?}");
     assert_eq!(code(&home.lockset(&["release", "--ticket", "t"]).output().unwrap()), 0);
-    // A ticket that nobody got is of no use, nor is its lock.
+    // A ticket that no reader got is of no use, nor is its lock.
     let no_reader = format!("({acquire} -; echo $? >code) | true; cat code");
     let output = home.shell(&no_reader).output().unwrap();
     // Or the ticket was written before its reader went away.

@@ -17,7 +17,7 @@ pub enum Rule {
     DirtyEndsAlways,
     /// C5: a withdrawal leaves a mark.
     WithdrawalLeavesTombstone,
-    /// HAND-ON, in ACQUIRE and HEARTBEAT: whoever finds the lock free hands it on.
+    /// HAND-ON, in ACQUIRE and HEARTBEAT: a claim that finds the lock free hands it on.
     HandOverWhenFree,
     /// HAND-ON: a waiter that does not hear keeps its place.
     UnreachableKeepsEntry,
@@ -33,7 +33,7 @@ pub enum Rule {
     NextChecksTombstone,
     /// END 5: a next claim that holds or waits already is recognised.
     NextIsIdempotent,
-    /// Courtesy: nobody who waits is granted a lock that is left free.
+    /// Courtesy: no waiter is granted a lock that is left free.
     LeftFreeStaysFree,
     /// Courtesy: the first waiter is told when to look.
     FirstIsNotified,

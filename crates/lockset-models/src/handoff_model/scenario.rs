@@ -10,7 +10,7 @@ use crate::explorer::{Model, Next};
 /// What is explored.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// The rules and leases of everybody.
+    /// The rules and leases of all clients.
     pub client_rules: ClientRules,
     /// The process of each claim.
     pub processes: Vec<u8>,
@@ -44,7 +44,7 @@ pub struct Timers {
     pub max_transit: u8,
     /// A heartbeat goes out every so many ticks.
     pub heartbeat_interval: u8,
-    /// The last claim waits at most for so many ticks while nobody alive holds.
+    /// The last claim waits at most for so many ticks while no live client holds.
     pub bound: u8,
 }
 
@@ -117,7 +117,7 @@ impl Scenario {
         self
     }
 
-    /// Nobody gives up waiting.
+    /// No waiter gives up.
     pub fn without_cancels(mut self) -> Self {
         self.cancels = false;
         self

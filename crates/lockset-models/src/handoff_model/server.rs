@@ -60,7 +60,7 @@ pub enum Reply {
         /// What the holder has left.
         left: u8,
     },
-    /// Somebody else holds it, and it was not to wait.
+    /// Another claim holds it, and this one must not wait.
     Busy,
     /// It neither holds nor waits, and never will.
     Gone,
@@ -216,7 +216,7 @@ impl<'a> Script<'a> {
         true
     }
 
-    /// Whether nobody who waits may be granted the lock now although nobody holds it.
+    /// Whether no waiter may be granted the lock now although it is free.
     fn is_left_free(&self) -> bool {
         self.server.free > 0 && self.rules.keep(Rule::LeftFreeStaysFree)
     }

@@ -1,4 +1,4 @@
-//! All that can happen next: somebody sends, the server executes, somebody reads, something breaks,
+//! All that can happen next: a client sends, the server executes, a client reads, something breaks,
 //! time passes.
 
 use std::fmt;
@@ -237,7 +237,7 @@ impl Steps<'_> {
         };
         let (pushed, notified, evicted) = (script.pushed, script.notified, script.evicted);
         if leaves_lock_free && world.server.free == 0 {
-            // Nobody to be courteous to: the same as without.
+            // No peer to be courteous to: the same as without.
             return;
         }
         world.faults.courtesies -= u8::from(leaves_lock_free);

@@ -23,7 +23,7 @@ pub struct World {
     pub over: u8,
     /// Faults that may still happen.
     pub faults: Faults,
-    /// For how many ticks the observed waiter waited while nobody alive held.
+    /// For how many ticks the observed waiter waited while no live client held.
     pub idle: u8,
 }
 
@@ -92,7 +92,7 @@ impl Payload {
 pub enum Violation {
     /// S1.
     TwoHolders,
-    /// I1: somebody believes by another token or for longer than the lock is theirs.
+    /// I1: a client believes that it holds by another token, or for longer than it does.
     HeldWithoutLease,
     /// I2: a grant whose token is not above all before.
     TokenFell,
@@ -104,7 +104,7 @@ pub enum Violation {
     LiveWaiterEvicted,
     /// A lock that was left free was granted before its time.
     NotLeftFree,
-    /// The observed waiter waited for longer than the bound while nobody alive held.
+    /// The observed waiter waited for longer than the bound while no live client held.
     WaitsTooLong,
 }
 

@@ -74,7 +74,7 @@ pub struct NodeReplies {
 }
 
 impl Node {
-    /// Changes the holder, and hence the fence, if nobody holds; a repeat changes nothing. The
+    /// Changes the holder, and hence the fence, if it is free; a repeat changes nothing. The
     /// answer is `None` if another holds.
     pub fn grant(&mut self, id: Id, proposal: Value) -> Option<Value> {
         if self.holder.is_none() {

@@ -5,7 +5,7 @@
 pub enum Rule {
     /// A token that not all of a majority answered is written back before it is believed.
     WritesBack,
-    /// RAISE is refused where another holds, or nobody.
+    /// RAISE is rejected where another claim holds, or none.
     RaiseChecksHolder,
     /// RAISE is refused where the fence is above the token.
     RaiseChecksFence,
@@ -13,7 +13,7 @@ pub enum Rule {
     FreshIds,
     /// EXTEND is refused where the fence is not what this holder was answered there.
     ExtendChecksFence,
-    /// EXTEND is refused where nobody holds.
+    /// EXTEND is rejected where no claim holds.
     ExtendCreatesNothing,
     /// An extension counts only answers to its own requests.
     ExtendCountsItsOwn,

@@ -166,7 +166,7 @@ impl Steps<'_> {
         self.add(Action::Begin(id), world);
     }
 
-    /// The greatest value that anybody has seen.
+    /// The greatest value that any client has seen.
     fn greatest_value(&self) -> Value {
         let fences = self.nodes().iter().map(|node| node.fence);
         let attempts = self.world.attempts.iter();

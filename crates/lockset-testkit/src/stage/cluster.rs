@@ -200,7 +200,7 @@ impl RedisCluster {
             }
         }
         for node in &self.nodes {
-            until("everybody knows", || self.named(node, slot) == Some(to));
+            until("all nodes know", || self.named(node, slot) == Some(to));
         }
     }
 
@@ -211,7 +211,7 @@ impl RedisCluster {
         let port = format!("master_port:{}", self.nodes[owner].port());
         let follows = |node: &&RedisServer| node.ask(&["INFO", "replication"]).contains(&port);
         let replicas: Vec<&RedisServer> = self.nodes.iter().filter(follows).collect();
-        assert!(!replicas.is_empty(), "nobody can follow it");
+        assert!(!replicas.is_empty(), "it has no replica");
         self.nodes[owner].settle(&replicas);
         self.nodes[owner].kill();
         self.await_promotion(owner, slot);

@@ -178,7 +178,7 @@ impl EtcdServers {
     /// Which server leads, as the responding server with the newest term says.
     pub fn leader(&self) -> usize {
         let mut leader = None;
-        until("somebody leads", || {
+        until("there is a leader", || {
             leader = self.named_leader();
             leader.is_some()
         });

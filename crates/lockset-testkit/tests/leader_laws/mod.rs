@@ -2,7 +2,7 @@
 
 macro_rules! leader_laws {
     ($start:expr) => {
-        /// The others stop, too, so that nobody leads.
+        /// The others stop, too, so that there is no leader.
         mod without_a_leader {
             #[allow(unused_imports)]
             use super::*;
