@@ -16,9 +16,9 @@
 //! * `keeping` renews, sows again, gives back; `sight` shows what a quorum says.
 //!
 //! # Waiting
-//! Contenders who ask everywhere at once split the votes, and nobody wins. So whoever finds a lock
+//! Contenders who ask at_all_nodes at once split the votes, and nobody wins. So whoever finds a lock
 //! taken queues at the *door*, the first node that answers, and takes the other nodes only when the
-//! door has let it in. A newcomer who finds the door taken gives back what it got elsewhere.
+//! entry has let it in. A newcomer who finds the entry taken gives back what it got elsewhere.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -30,8 +30,8 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, watch};
 
-use self::attempt::{Attempt, whole};
-use self::nodes::Nodes;
+use self::attempt::{Attempt, AttemptPhase, claim_of};
+use self::nodes::QuorumNodes;
 use super::common::tombstones::Tombstones;
 use super::common::watch::told_once;
 use super::{
@@ -46,23 +46,28 @@ use crate::report::report;
 use crate::sync;
 use crate::token::Token;
 
+mod acquire;
+mod adopt;
+mod amend;
 mod attempt;
-mod claims;
-mod keeping;
+mod events;
+mod inspect;
 mod nodes;
-mod sight;
+mod release;
+mod renew;
+mod round;
 
 const ENGINE: &str = "redlock";
 /// The time a node gets for an answer, if it is not set: a small part of the ttl, between these.
 const NODE_TIMEOUT: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(500));
 /// The longest time until a quorum must have answered.
-const PATIENCE: Duration = Duration::from_secs(2);
+const MAX_QUORUM_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a name counts as wanted by several after somebody found it taken.
-const CROWDED: Duration = Duration::from_secs(1);
+const CONTENDED_FOR: Duration = Duration::from_secs(1);
 /// At most so many names are remembered as such.
-const MOST_CROWDED: usize = 4096;
+const MAX_CONTENDED: usize = 4096;
 /// More nodes than this make a lock slower, not safer.
-const MOST_NODES: usize = 33;
+const MAX_NODES: usize = 33;
 
 /// How a [`Redlock`] goes about its nodes.
 #[derive(Clone, Debug)]
@@ -83,13 +88,13 @@ impl Default for RedlockOptions {
 
 /// One client of a quorum of nodes.
 pub struct Redlock {
-    core: Arc<Core>,
+    core: Arc<RedlockCore>,
     listeners: Vec<tokio::task::AbortHandle>,
 }
 
 #[derive(Debug)]
-struct Core {
-    nodes: Arc<Nodes>,
+struct RedlockCore {
+    nodes: Arc<QuorumNodes>,
     options: RedlockOptions,
     clock: Clock,
     /// The last attempt of every claim of this client that is under way or held.
@@ -98,12 +103,12 @@ struct Core {
     /// Attempts that were over while a node was still asked, and when to look at them again.
     late: Mutex<Vec<(Moment, Arc<Attempt>)>>,
     /// The names that somebody found taken, and when.
-    crowds: Mutex<FastMap<Name, Moment>>,
+    contended: Mutex<FastMap<Name, Moment>>,
     /// The greatest token that this client has seen or proposed.
-    greatest: AtomicU64,
+    greatest_token: AtomicU64,
     /// How many tasks give something back at this moment.
-    owing: watch::Sender<usize>,
-    tell: mpsc::UnboundedSender<Event>,
+    cleanups: watch::Sender<usize>,
+    events_sender: mpsc::UnboundedSender<Event>,
     events: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
@@ -125,18 +130,18 @@ impl Redlock {
         clock: Clock,
     ) -> Result<Self> {
         check_nodes(&nodes)?;
-        let (tell, events) = mpsc::unbounded_channel();
-        let core = Arc::new(Core {
-            nodes: Arc::new(Nodes::new(nodes, options.node_timeout, clock.clone())),
+        let (events_sender, events) = mpsc::unbounded_channel();
+        let core = Arc::new(RedlockCore {
+            nodes: Arc::new(QuorumNodes::new(nodes, options.node_timeout, clock.clone())),
             options,
             clock,
             attempts: Mutex::default(),
             late: Mutex::default(),
             withdrawn: Mutex::default(),
-            crowds: Mutex::default(),
-            greatest: AtomicU64::new(0),
-            owing: watch::Sender::new(0),
-            tell,
+            contended: Mutex::default(),
+            greatest_token: AtomicU64::new(0),
+            cleanups: watch::Sender::new(0),
+            events_sender,
             events: Mutex::new(Some(events)),
         });
         let listeners = (0..core.nodes.all.len()).map(|node| {
@@ -144,7 +149,7 @@ impl Redlock {
             let mut events = core.nodes.all[node].engine.events();
             let listen = async move {
                 while let Some(signal) = events.next().await {
-                    core.hear(node, signal);
+                    core.on_event(node, signal);
                 }
             };
             tokio::spawn(listen).abort_handle()
@@ -163,40 +168,40 @@ impl Redlock {
     /// Cancel safe.
     pub async fn check(&self) -> Result<()> {
         let nodes = &self.core.nodes;
-        let (mut well, mut trouble) = (0, None);
+        let (mut well, mut first_error) = (0, None);
         let mut silent: Vec<usize> = (0..nodes.all.len()).collect();
         let mut looks: FuturesUnordered<_> = (0..nodes.all.len())
-            .map(|node| async move { (node, nodes.look_at(node).await) })
+            .map(|node| async move { (node, nodes.check_health(node).await) })
             .collect();
         let mut limit = Moment::NEVER;
         // When there is a quorum, the others get the time of a node and no more: one that is frozen
         // must not make every new client slow.
         while let Some(Some((node, look))) = self.core.clock.timeout_at(limit, looks.next()).await {
             match look {
-                Ok(vitals) => {
+                Ok(health) => {
                     well += 1;
                     silent.retain(|other| *other != node);
                     let identity = nodes.all[node].engine.identity();
-                    for worry in vitals.warnings {
+                    for warning in health.warnings {
                         report!(
                             warn,
                             node = identity,
-                            warning = worry,
+                            warning = warning,
                             "a node may break a promise"
                         );
                     }
                 }
                 Err(error) if !error.is_retryable() => return Err(error),
-                Err(error) => drop(trouble.get_or_insert(error)),
+                Err(error) => drop(first_error.get_or_insert(error)),
             }
             if well == nodes.quorum {
                 limit = self.core.clock.now() + NODE_TIMEOUT.0;
             }
         }
         drop(looks);
-        silent.into_iter().for_each(|node| nodes.leave_out(node));
+        silent.into_iter().for_each(|node| nodes.exclude(node));
         match well < nodes.quorum {
-            true => Err(nodes.too_few(well, trouble)),
+            true => Err(nodes.too_few_replies(well, first_error)),
             false => Ok(()),
         }
     }
@@ -213,7 +218,7 @@ fn check_nodes(nodes: &[Arc<dyn Engine>]) -> Result<()> {
     if nodes.len() < 3 {
         return bad("a quorum needs at least three nodes; with one, use its own URL");
     }
-    if nodes.len() > MOST_NODES {
+    if nodes.len() > MAX_NODES {
         return bad("more than 33 make a lock slower, not safer");
     }
     let identities: Vec<String> = nodes.iter().map(|node| node.identity()).collect();
@@ -252,7 +257,7 @@ fn url_of(nodes: &[String], max_ttl: Duration) -> Option<String> {
     Some(format!("{scheme}://{hosts}{tail}{max_ttl}"))
 }
 
-impl Core {
+impl RedlockCore {
     fn check(&self, claim: &Claim) -> Result<()> {
         let unsupported = |what: &str| {
             Err(Error::Unsupported { engine: ENGINE, what: format!("{what} over a quorum") })
@@ -269,7 +274,7 @@ impl Core {
             let why = format!("max_ttl of this quorum is {:?}", self.options.max_ttl);
             return Err(Error::invalid("ttl", &format!("{:?}", claim.ttl), why));
         }
-        if whole(claim.id) != claim.id {
+        if claim_of(claim.id) != claim.id {
             let why = "its last byte counts the attempts of a quorum and must be zero";
             return Err(Error::invalid("claim id", &claim.id.to_string(), why));
         }
@@ -283,20 +288,20 @@ impl Core {
 
     /// How long it may take until a quorum has answered. While too few have, nothing is won by
     /// giving up on the others.
-    fn patience(&self, ttl: Duration) -> Duration {
-        (ttl / 4).clamp(self.node_timeout(ttl), PATIENCE.max(self.node_timeout(ttl)))
+    fn quorum_timeout(&self, ttl: Duration) -> Duration {
+        (ttl / 4).clamp(self.node_timeout(ttl), MAX_QUORUM_TIMEOUT.max(self.node_timeout(ttl)))
     }
 
     /// A token above all that this client has seen, and not below the clock.
-    fn propose(&self) -> Token {
+    fn propose_token(&self) -> Token {
         let clock = wall_micros();
         let next = |greatest: u64| Some(Token::next(greatest, clock).get());
-        let before = self.greatest.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+        let before = self.greatest_token.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
         Token::next(before.unwrap_or_default(), clock)
     }
 
-    fn saw(&self, token: Token) {
-        self.greatest.fetch_max(token.get(), Ordering::AcqRel);
+    fn observe_token(&self, token: Token) {
+        self.greatest_token.fetch_max(token.get(), Ordering::AcqRel);
     }
 
     fn attempts(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Attempt>>> {
@@ -307,10 +312,25 @@ impl Core {
         self.attempts().get(&claim).cloned()
     }
 
+    /// The attempt by which a claim holds, as this client knows it, or as the grant's key tells.
+    fn held_attempt(&self, claim: &Claim, grant: &Grant) -> Option<(Arc<Attempt>, Token)> {
+        let attempt = match self.attempt_of(claim.id) {
+            Some(attempt) => attempt,
+            None => {
+                let attempt = Attempt::from_key(claim, grant, self.nodes.all.len())?;
+                let attempt = Arc::new(attempt);
+                self.attempts().insert(claim.id, attempt.clone());
+                attempt
+            }
+        };
+        let phase = attempt.state().phase();
+        (phase == AttemptPhase::Held(grant.token)).then_some((attempt, grant.token))
+    }
+
     /// Nobody asks for this attempt any more.
     fn forget(&self, attempt: &Arc<Attempt>) {
         let mut attempts = self.attempts();
-        let claim = whole(attempt.claim.id);
+        let claim = claim_of(attempt.claim.id);
         if attempts.get(&claim).is_some_and(|known| Arc::ptr_eq(known, attempt)) {
             attempts.remove(&claim);
         }
@@ -325,20 +345,20 @@ impl Core {
     }
 
     /// Somebody found this name taken.
-    fn crowded(&self, claim: &Claim) {
+    fn note_contention(&self, claim: &Claim) {
         let now = self.clock.now();
-        let mut crowds = sync::lock(&self.crowds);
-        if crowds.len() >= MOST_CROWDED {
-            crowds.retain(|_, since| now < *since + CROWDED);
+        let mut contended = sync::lock(&self.contended);
+        if contended.len() >= MAX_CONTENDED {
+            contended.retain(|_, since| now < *since + CONTENDED_FOR);
         }
-        if crowds.len() < MOST_CROWDED {
-            crowds.insert(claim.name.clone(), now);
+        if contended.len() < MAX_CONTENDED {
+            contended.insert(claim.name.clone(), now);
         }
     }
 
-    fn is_crowded(&self, claim: &Claim) -> bool {
-        let since = sync::lock(&self.crowds).get(&claim.name).copied();
-        since.is_some_and(|since| self.clock.now() < since + CROWDED)
+    fn is_contended(&self, claim: &Claim) -> bool {
+        let since = sync::lock(&self.contended).get(&claim.name).copied();
+        since.is_some_and(|since| self.clock.now() < since + CONTENDED_FOR)
     }
 }
 
@@ -399,7 +419,7 @@ impl Engine for Redlock {
         grant: &Grant,
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        // Whoever is next has a place at the door from then on, and asks for the rest itself.
+        // Whoever is next has a place at the entry from then on, and asks for the rest itself.
         self.core.release(claim, grant, next).await.map(|()| None)
     }
 
@@ -412,7 +432,7 @@ impl Engine for Redlock {
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
-        self.core.look(name).await
+        self.core.inspect(name).await
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
@@ -435,9 +455,10 @@ impl Engine for Redlock {
     async fn close(&self) {
         self.listeners.iter().for_each(tokio::task::AbortHandle::abort);
         // What a slow node still has is given back first, if it does not take too long.
-        let mut owing = self.core.owing.subscribe();
-        let limit = self.core.clock.now() + PATIENCE;
-        let _ = self.core.clock.timeout_at(limit, owing.wait_for(|owing| *owing == 0)).await;
+        let mut cleanups = self.core.cleanups.subscribe();
+        let limit = self.core.clock.now() + MAX_QUORUM_TIMEOUT;
+        let _ =
+            self.core.clock.timeout_at(limit, cleanups.wait_for(|cleanups| *cleanups == 0)).await;
         let each = self.core.nodes.all.iter().map(|node| node.engine.close());
         futures_util::future::join_all(each).await;
     }

@@ -13,12 +13,12 @@ const KEY_VERSION: u8 = 1;
 
 /// The claim that an attempt belongs to. Every attempt has an id of its own, because a late request
 /// of one must never count for another: the last byte counts them.
-pub(super) fn whole(attempt: ClaimId) -> ClaimId {
+pub(super) fn claim_of(attempt: ClaimId) -> ClaimId {
     ClaimId::from_bits(attempt.to_bits() & !0xff)
 }
 
 /// The id of a claim's attempt with this number.
-pub(super) fn numbered(claim: ClaimId, number: u8) -> ClaimId {
+pub(super) fn attempt_id(claim: ClaimId, number: u8) -> ClaimId {
     ClaimId::from_bits(claim.to_bits() | u128::from(number))
 }
 
@@ -34,25 +34,25 @@ pub(super) fn counts(value: Token, token: Token) -> bool {
 pub(super) struct Attempt {
     /// The claim, under the attempt's own id.
     pub(super) claim: Claim,
-    state: Mutex<State>,
+    state: Mutex<AttemptState>,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
-    at: Vec<At>,
-    fate: Fate,
+pub(super) struct AttemptState {
+    at: Vec<AtNode>,
+    phase: AttemptPhase,
     /// The nodes that have been asked to refuse renewals, and those of which nothing is known.
     revoked: u64,
-    doubted: u64,
+    in_doubt: u64,
 }
 
 /// How an attempt stands at one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum AtNode {
     /// Nothing of it is there.
     Nothing,
     /// It was asked for, and the answer may still come.
-    Asked,
+    Requested,
     /// It holds the lock there.
     Granted(Grant),
     /// Another holds the lock there, or it was lost.
@@ -63,10 +63,10 @@ pub(super) enum At {
 
 /// What became of an attempt as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum AttemptPhase {
     Open,
     Held(Token),
-    Over,
+    Ended,
 }
 
 /// What the answers so far come to.
@@ -83,8 +83,8 @@ pub(super) enum Verdict {
 
 impl Attempt {
     pub(super) fn new(claim: Claim, nodes: usize) -> Self {
-        let at = vec![At::Nothing; nodes];
-        let state = State { at, fate: Fate::Open, revoked: 0, doubted: 0 };
+        let at = vec![AtNode::Nothing; nodes];
+        let state = AttemptState { at, phase: AttemptPhase::Open, revoked: 0, in_doubt: 0 };
         Self { claim, state: Mutex::new(state) }
     }
 
@@ -98,42 +98,46 @@ impl Attempt {
         }
         let at = tokens.chunks_exact(8).map(|token| {
             match u64::from_le_bytes(token.try_into().unwrap_or_default()) {
-                0 => At::Unknown,
-                token => At::Granted(Grant {
+                0 => AtNode::Unknown,
+                token => AtNode::Granted(Grant {
                     token: Token::new(token),
                     valid_until: grant.valid_until,
                     key: Vec::new(),
                 }),
             }
         });
-        let state =
-            State { at: at.collect(), fate: Fate::Held(grant.token), revoked: 0, doubted: 0 };
-        let id = numbered(claim.id, *number);
+        let state = AttemptState {
+            at: at.collect(),
+            phase: AttemptPhase::Held(grant.token),
+            revoked: 0,
+            in_doubt: 0,
+        };
+        let id = attempt_id(claim.id, *number);
         Some(Self { claim: Claim { id, ..claim.clone() }, state: Mutex::new(state) })
     }
 
     /// The claim as it asks a node for a value of at least this.
-    pub(super) fn proposing(&self, floor: Token) -> Claim {
+    pub(super) fn with_floor(&self, floor: Token) -> Claim {
         Claim { floor: Some(floor), ..self.claim.clone() }
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, AttemptState> {
         sync::lock(&self.state)
     }
 
     /// Whether it was held, and so long ago that nothing of it is left anywhere.
-    pub(super) fn is_long_over(&self, now: Moment) -> bool {
+    pub(super) fn is_expired(&self, now: Moment) -> bool {
         let state = self.state();
         let last = state.granted().map(|(_, grant)| grant.valid_until).max();
         let is_over = last.is_some_and(|last| last + self.claim.ttl < now);
-        is_over && matches!(state.fate, Fate::Held(_))
+        is_over && matches!(state.phase, AttemptPhase::Held(_))
     }
 
     /// Whether its lease at this node is much shorter than elsewhere: a first one.
-    pub(super) fn is_short_at(&self, node: usize) -> bool {
+    pub(super) fn has_first_lease_at(&self, node: usize) -> bool {
         let state = self.state();
         let latest = state.granted().map(|(_, grant)| grant.valid_until).max();
-        let (At::Granted(grant), Some(latest)) = (state.at(node), latest) else { return false };
+        let (AtNode::Granted(grant), Some(latest)) = (state.at(node), latest) else { return false };
         grant.valid_until + self.claim.ttl / 4 < latest
     }
 
@@ -142,51 +146,51 @@ impl Attempt {
         let state = self.state();
         let mut key = vec![KEY_VERSION, self.claim.id.to_bits() as u8];
         for at in &state.at {
-            let token = if let At::Granted(grant) = at { grant.token.get() } else { 0 };
+            let token = if let AtNode::Granted(grant) = at { grant.token.get() } else { 0 };
             key.extend(token.to_le_bytes());
         }
         Grant { token, valid_until: state.valid_until(token, quorum), key }
     }
 }
 
-impl State {
-    pub(super) fn at(&self, node: usize) -> &At {
+impl AttemptState {
+    pub(super) fn at(&self, node: usize) -> &AtNode {
         &self.at[node]
     }
 
-    pub(super) fn set(&mut self, node: usize, at: At) {
-        if matches!(at, At::Granted(_)) {
-            self.doubted &= !(1 << node);
+    pub(super) fn set(&mut self, node: usize, at: AtNode) {
+        if matches!(at, AtNode::Granted(_)) {
+            self.in_doubt &= !(1 << node);
         }
         self.at[node] = at;
     }
 
     /// Notes the answer to a request for the lock. What is not an answer leaves it unknown.
-    pub(super) fn answered(&mut self, node: usize, answer: &Result<Option<Grant>>) {
+    pub(super) fn on_reply(&mut self, node: usize, answer: &Result<Option<Grant>>) {
         self.set(
             node,
             match answer {
-                Ok(Some(grant)) => At::Granted(grant.clone()),
-                Ok(None) => At::Refused,
-                Err(_) => At::Unknown,
+                Ok(Some(grant)) => AtNode::Granted(grant.clone()),
+                Ok(None) => AtNode::Refused,
+                Err(_) => AtNode::Unknown,
             },
         );
     }
 
-    pub(super) fn fate(&self) -> Fate {
-        self.fate
+    pub(super) fn phase(&self) -> AttemptPhase {
+        self.phase
     }
 
     /// It is over, from now on; what it was before.
-    pub(super) fn end(&mut self) -> Fate {
-        std::mem::replace(&mut self.fate, Fate::Over)
+    pub(super) fn end(&mut self) -> AttemptPhase {
+        std::mem::replace(&mut self.phase, AttemptPhase::Ended)
     }
 
     /// It is held, unless it was withdrawn meanwhile.
     pub(super) fn hold(&mut self, token: Token) -> bool {
-        let open = self.fate == Fate::Open;
+        let open = self.phase == AttemptPhase::Open;
         if open {
-            self.fate = Fate::Held(token);
+            self.phase = AttemptPhase::Held(token);
         }
         open
     }
@@ -194,19 +198,19 @@ impl State {
     /// The nodes where it holds, and how.
     pub(super) fn granted(&self) -> impl Iterator<Item = (usize, &Grant)> {
         self.at.iter().enumerate().filter_map(|(node, at)| match at {
-            At::Granted(grant) => Some((node, grant)),
+            AtNode::Granted(grant) => Some((node, grant)),
             _ => None,
         })
     }
 
     /// The nodes at which it stands like this.
-    pub(super) fn those(&self, like: impl Fn(&At) -> bool) -> Vec<usize> {
+    pub(super) fn nodes_where(&self, like: impl Fn(&AtNode) -> bool) -> Vec<usize> {
         (0..self.at.len()).filter(|node| like(&self.at[*node])).collect()
     }
 
     pub(super) fn verdict(&self, quorum: usize) -> Verdict {
         let values: Vec<Token> = self.granted().map(|(_, grant)| grant.token).collect();
-        let asked = self.those(|at| *at == At::Asked).len();
+        let asked = self.nodes_where(|at| *at == AtNode::Requested).len();
         let owners = |value: &Token| values.iter().filter(|other| *other == value).count();
         let won = values.iter().find(|value| owners(value) >= quorum);
         match (won, values.iter().max()) {
@@ -218,13 +222,13 @@ impl State {
     }
 
     /// How many nodes said yes or no.
-    pub(super) fn answers(&self) -> usize {
-        self.those(|at| matches!(at, At::Granted(_) | At::Refused)).len()
+    pub(super) fn replies(&self) -> usize {
+        self.nodes_where(|at| matches!(at, AtNode::Granted(_) | AtNode::Refused)).len()
     }
 
     /// How many nodes said yes or no, or still may in their time.
     pub(super) fn reachable(&self) -> usize {
-        self.answers() + self.those(|at| *at == At::Asked).len()
+        self.replies() + self.nodes_where(|at| *at == AtNode::Requested).len()
     }
 
     /// Until when a quorum of the nodes keeps it: the quorum-th greatest of their own ends.
@@ -236,17 +240,17 @@ impl State {
     }
 
     /// The nodes that may still keep it, and count.
-    pub(super) fn standing(&self, token: Token) -> Vec<usize> {
-        self.those(|at| match at {
-            At::Granted(grant) => counts(grant.token, token),
-            At::Asked | At::Unknown => true,
-            At::Nothing | At::Refused => false,
+    pub(super) fn possible_nodes(&self, token: Token) -> Vec<usize> {
+        self.nodes_where(|at| match at {
+            AtNode::Granted(grant) => counts(grant.token, token),
+            AtNode::Requested | AtNode::Unknown => true,
+            AtNode::Nothing | AtNode::Refused => false,
         })
     }
 
     /// A node tells that it has taken the lock away, or will not renew it. Why the whole is lost,
     /// if it is.
-    pub(super) fn taken_away(
+    pub(super) fn on_lost(
         &mut self,
         node: usize,
         why: LossReason,
@@ -254,21 +258,21 @@ impl State {
     ) -> Option<LossReason> {
         match why {
             LossReason::Revoked => self.revoked |= 1 << node,
-            _ => self.set(node, At::Refused),
+            _ => self.set(node, AtNode::Refused),
         }
-        let Fate::Held(token) = self.fate else { return None };
+        let AttemptPhase::Held(token) = self.phase else { return None };
         let stands = |node: &usize| self.revoked & (1 << node) == 0;
-        let standing = self.standing(token).into_iter().filter(stands).count();
+        let standing = self.possible_nodes(token).into_iter().filter(stands).count();
         (standing < quorum).then_some(why)
     }
 
     /// A node cannot be asked at the moment. Whether too few are left to be sure.
-    pub(super) fn doubt(&mut self, node: usize, quorum: usize) -> bool {
-        self.doubted |= 1 << node;
-        let Fate::Held(token) = self.fate else { return false };
+    pub(super) fn on_doubt(&mut self, node: usize, quorum: usize) -> bool {
+        self.in_doubt |= 1 << node;
+        let AttemptPhase::Held(token) = self.phase else { return false };
         let sure = self
             .granted()
-            .filter(|(node, grant)| self.doubted & (1 << node) == 0 && counts(grant.token, token));
+            .filter(|(node, grant)| self.in_doubt & (1 << node) == 0 && counts(grant.token, token));
         sure.count() < quorum
     }
 }
@@ -282,13 +286,13 @@ mod tests {
         Claim::plain("n", Duration::from_secs(1))
     }
 
-    fn granted(token: u64, ends: u64) -> At {
+    fn granted(token: u64, ends: u64) -> AtNode {
         let valid_until = Moment::from_nanos(ends);
-        At::Granted(Grant { token: Token::new(token), valid_until, key: Vec::new() })
+        AtNode::Granted(Grant { token: Token::new(token), valid_until, key: Vec::new() })
     }
 
     /// The verdict of five nodes that stand like this.
-    fn verdict(at: [At; 5]) -> Verdict {
+    fn verdict(at: [AtNode; 5]) -> Verdict {
         let attempt = Attempt::new(claim(), 5);
         at.into_iter().enumerate().for_each(|(node, at)| attempt.state().set(node, at));
         attempt.state().verdict(3)
@@ -297,13 +301,13 @@ mod tests {
     #[test]
     fn a_value_from_a_quorum_is_a_token_whatever_the_others_say() {
         let (five, nine) = (granted(5, 1), granted(9, 1));
-        let all = [five.clone(), five.clone(), five.clone(), nine.clone(), At::Refused];
+        let all = [five.clone(), five.clone(), five.clone(), nine.clone(), AtNode::Refused];
         assert_eq!(verdict(all), Verdict::Won(Token::new(5)));
-        let split = [five.clone(), five.clone(), nine.clone(), At::Refused, At::Unknown];
+        let split = [five.clone(), five.clone(), nine.clone(), AtNode::Refused, AtNode::Unknown];
         assert_eq!(verdict(split), Verdict::Raise(Token::new(9)));
-        let early = [five.clone(), five.clone(), nine.clone(), At::Asked, At::Refused];
+        let early = [five.clone(), five.clone(), nine.clone(), AtNode::Requested, AtNode::Refused];
         assert_eq!(verdict(early), Verdict::Open);
-        let few = [five.clone(), five, At::Refused, At::Refused, At::Unknown];
+        let few = [five.clone(), five, AtNode::Refused, AtNode::Refused, AtNode::Unknown];
         assert_eq!(verdict(few), Verdict::Lost);
     }
 
@@ -320,7 +324,7 @@ mod tests {
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(20));
         attempt.state().set(4, granted(9, 40));
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(10));
-        attempt.state().set(0, At::Refused);
+        attempt.state().set(0, AtNode::Refused);
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(0));
     }
 
@@ -329,25 +333,25 @@ mod tests {
         let attempt = Attempt::new(claim(), 3);
         let second = 1_000_000_000;
         (0..3).for_each(|node| attempt.state().set(node, granted(7, 10 * second)));
-        let long_over = |secs: u64| attempt.is_long_over(Moment::from_nanos(secs * second));
-        assert!(!long_over(100), "somebody still asks for it");
+        let give_up_at = |secs: u64| attempt.is_expired(Moment::from_nanos(secs * second));
+        assert!(!give_up_at(100), "somebody still asks for it");
         assert!(attempt.state().hold(Token::new(7)));
-        assert!(!long_over(11));
-        assert!(long_over(12));
+        assert!(!give_up_at(11));
+        assert!(give_up_at(12));
     }
 
     #[test]
     fn a_key_tells_another_process_what_it_needs() {
         let claim = claim();
-        let own = Claim { id: numbered(claim.id, 3), ..claim.clone() };
+        let own = Claim { id: attempt_id(claim.id, 3), ..claim.clone() };
         let attempt = Attempt::new(own.clone(), 3);
         attempt.state().set(0, granted(7, 1));
         attempt.state().set(2, granted(8, 1));
         let grant = attempt.grant(Token::new(7), 2);
         let again = Attempt::from_key(&claim, &grant, 3).unwrap();
         assert_eq!(again.claim.id, own.id);
-        assert_eq!(whole(again.claim.id), claim.id);
-        assert_eq!(*again.state().at(1), At::Unknown);
+        assert_eq!(claim_of(again.claim.id), claim.id);
+        assert_eq!(*again.state().at(1), AtNode::Unknown);
         assert_eq!(again.state().granted().map(|(_, g)| g.token.get()).collect::<Vec<_>>(), [7, 8]);
         assert!(Attempt::from_key(&claim, &grant, 5).is_none());
         assert!(Attempt::from_key(&claim, &Grant { key: vec![], ..grant }, 3).is_none());

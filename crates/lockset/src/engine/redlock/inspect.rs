@@ -10,34 +10,34 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 
-use super::Core;
-use super::attempt::{Attempt, Fate, whole};
+use super::RedlockCore;
+use super::attempt::{Attempt, AttemptPhase, claim_of};
 use crate::engine::common::watch::watch_states;
 use crate::engine::{ClaimId, Engine, Holder, LockState, Scope, Waiter};
 use crate::error::Result;
 use crate::name::{Name, Prefix};
 use crate::token::Token;
 
-/// The pause after a node could not be watched.
+/// The pause after a node could not be monitored.
 const WATCH_AGAIN: Duration = Duration::from_millis(200);
 
 /// The holders of a name at one node.
-pub(super) type Stuck = Vec<(Option<ClaimId>, Option<Token>)>;
+pub(super) type StuckHolders = Vec<(Option<ClaimId>, Option<Token>)>;
 
-impl Core {
+impl RedlockCore {
     /// Asks every node that is worth asking; a quorum must answer.
-    pub(super) async fn at_each<T, F>(
+    pub(super) async fn at_usable_nodes<T, F>(
         self: &Arc<Self>,
         ask: impl Fn(Arc<dyn Engine>) -> F,
     ) -> Result<Vec<T>>
     where
         F: Future<Output = Result<T>>,
     {
-        self.at(self.nodes.worth_asking(), ask).await
+        self.at_nodes(self.nodes.usable(), ask).await
     }
 
     /// Asks these nodes; a quorum must answer.
-    async fn at<T, F>(
+    async fn at_nodes<T, F>(
         self: &Arc<Self>,
         nodes: Vec<usize>,
         ask: impl Fn(Arc<dyn Engine>) -> F,
@@ -54,46 +54,48 @@ impl Core {
             })
             .collect();
         let began = self.clock.now();
-        let (mut found, mut trouble) = (Vec::new(), None);
+        let (mut found, mut first_error) = (Vec::new(), None);
         loop {
             let enough = found.len() >= self.nodes.quorum;
             let ttl = self.options.max_ttl;
-            let limit = began + if enough { self.node_timeout(ttl) } else { self.patience(ttl) };
+            let limit =
+                began + if enough { self.node_timeout(ttl) } else { self.quorum_timeout(ttl) };
             let next = self.clock.timeout_at(limit, answers.next()).await;
             let Some((node, answer)) = next.flatten() else { break };
             asked.remove(&node);
             match answer {
                 Ok(answer) => found.push(answer),
-                Err(error) => trouble = Some(error),
+                Err(error) => first_error = Some(error),
             }
         }
-        asked.into_iter().for_each(|node| self.nodes.leave_out(node));
+        asked.into_iter().for_each(|node| self.nodes.exclude(node));
         match found.len() >= self.nodes.quorum {
             true => Ok(found),
-            false => Err(self.nodes.too_few(found.len(), trouble)),
+            false => Err(self.nodes.too_few_replies(found.len(), first_error)),
         }
     }
 
-    pub(super) async fn look(self: &Arc<Self>, name: &Name) -> Result<LockState> {
-        let states = self.at_each(|engine| {
+    pub(super) async fn inspect(self: &Arc<Self>, name: &Name) -> Result<LockState> {
+        let states = self.at_usable_nodes(|engine| {
             let name = name.clone();
             async move { engine.inspect(&name).await }
         });
         let states = states.await?;
         let unheard = self.nodes.all.len() - states.len();
         let own = self.own_holder(name, &states, unheard);
-        let mut state = self.merged(name.clone(), states);
+        let mut state = self.merge(name.clone(), states);
         state.holders.extend(own);
         Ok(state)
     }
 
     /// What the nodes' states of a name come to. Nodes that were sown again may say one more than
     /// the token, which this client knows of its own locks.
-    fn merged(&self, name: Name, states: Vec<LockState>) -> LockState {
-        let mut state = merged(name, states, self.nodes.quorum);
+    fn merge(&self, name: Name, states: Vec<LockState>) -> LockState {
+        let mut state = merge(name, states, self.nodes.quorum);
         for holder in &mut state.holders {
             let attempt = holder.claim.and_then(|claim| self.attempt_of(claim));
-            if let Some(Fate::Held(token)) = attempt.map(|attempt| attempt.state().fate()) {
+            if let Some(AttemptPhase::Held(token)) = attempt.map(|attempt| attempt.state().phase())
+            {
                 holder.token = Some(token);
             }
         }
@@ -108,13 +110,13 @@ impl Core {
         let quorum = self.nodes.quorum;
         attempts.into_iter().find_map(|attempt| {
             let state = attempt.state();
-            let Fate::Held(token) = state.fate() else { return None };
+            let AttemptPhase::Held(token) = state.phase() else { return None };
             let is_it = |holder: &&Holder| holder.claim == Some(attempt.claim.id);
             let seen = states.iter().flat_map(|state| &state.holders).filter(is_it).count();
             let left = state.valid_until(token, quorum).saturating_duration_since(self.clock.now());
             let unclear = seen < quorum && seen + unheard >= quorum && !left.is_zero();
             unclear.then(|| Holder {
-                claim: Some(whole(attempt.claim.id)),
+                claim: Some(claim_of(attempt.claim.id)),
                 token: Some(token),
                 mode: attempt.claim.mode,
                 note: attempt.claim.note.clone(),
@@ -125,7 +127,7 @@ impl Core {
     }
 
     pub(super) async fn list(self: &Arc<Self>, prefix: &Prefix) -> Result<Vec<LockState>> {
-        let lists = self.at_each(|engine| {
+        let lists = self.at_usable_nodes(|engine| {
             let prefix = prefix.clone();
             async move { engine.list(&prefix).await }
         });
@@ -135,14 +137,18 @@ impl Core {
         }
         let merged = by_name
             .into_iter()
-            .map(|(name, states)| self.merged(name, states))
+            .map(|(name, states)| self.merge(name, states))
             .filter(LockState::is_used);
         Ok(merged.collect())
     }
 
     /// What a node says about who holds a name, if a quorum without it knows neither holders nor
     /// waiters: unless it is just being handed over, that is not a lock of the quorum.
-    pub(super) async fn stuck_at(self: &Arc<Self>, name: &Name, node: usize) -> Option<Stuck> {
+    pub(super) async fn stuck_holders(
+        self: &Arc<Self>,
+        name: &Name,
+        node: usize,
+    ) -> Option<StuckHolders> {
         if !self.is_free_elsewhere(name, node).await {
             return None;
         }
@@ -154,9 +160,9 @@ impl Core {
 
     /// Whether a quorum without this node knows neither holders nor waiters of a name.
     async fn is_free_elsewhere(self: &Arc<Self>, name: &Name, but: usize) -> bool {
-        let mut others = self.nodes.worth_asking();
+        let mut others = self.nodes.usable();
         others.retain(|node| *node != but);
-        let states = self.at(others, |engine| {
+        let states = self.at_nodes(others, |engine| {
             let name = name.clone();
             async move { engine.inspect(&name).await }
         });
@@ -172,7 +178,7 @@ impl Core {
         for node in &self.nodes.all {
             let (engine, scope, tell) = (node.engine.clone(), scope.clone(), tell.clone());
             let clock = self.clock.clone();
-            self.nodes.in_background(async move {
+            self.nodes.spawn(async move {
                 let mut states = engine.watch(&scope);
                 loop {
                     let state = tokio::select! {
@@ -197,22 +203,22 @@ impl Core {
         let core = self.clone();
         watch_states(self.clock.clone(), first, changes, move |name| {
             let (core, name) = (core.clone(), name.clone());
-            async move { core.look(&name).await }
+            async move { core.inspect(&name).await }
         })
     }
 }
 
 /// What the nodes' states of a name come to.
-fn merged(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
+fn merge(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
     let mut holders = BTreeMap::<Option<ClaimId>, Vec<Holder>>::new();
     let mut waiters = Vec::<Waiter>::new();
     let fence = states.iter().filter_map(|state| state.fence).max();
     for state in states {
         for holder in state.holders {
-            holders.entry(holder.claim.map(whole)).or_default().push(holder);
+            holders.entry(holder.claim.map(claim_of)).or_default().push(holder);
         }
         for waiter in state.waiters {
-            let claim = whole(waiter.claim);
+            let claim = claim_of(waiter.claim);
             if waiters.iter().all(|known| known.claim != claim) {
                 waiters.push(Waiter { claim, ..waiter });
             }
@@ -221,7 +227,7 @@ fn merged(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
     let holders: Vec<Holder> = holders
         .into_iter()
         .filter(|(_, at)| at.len() >= quorum)
-        .filter_map(|(claim, at)| whole_holder(claim, at, quorum))
+        .filter_map(|(claim, at)| merge_holder(claim, at, quorum))
         .collect();
     waiters.retain(|waiter| holders.iter().all(|holder| holder.claim != Some(waiter.claim)));
     LockState { name, holders, waiters, fence, cell: None }
@@ -229,7 +235,7 @@ fn merged(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
 
 /// One holder, as a quorum of nodes has it: by the token that most of them say, for as long as a
 /// quorum keeps it.
-fn whole_holder(claim: Option<ClaimId>, mut at: Vec<Holder>, quorum: usize) -> Option<Holder> {
+fn merge_holder(claim: Option<ClaimId>, mut at: Vec<Holder>, quorum: usize) -> Option<Holder> {
     at.sort_unstable_by_key(|holder| Reverse(holder.left));
     let left = at.get(quorum - 1)?.left;
     let revoked = at.iter().any(|holder| holder.revoked);

@@ -1,0 +1,60 @@
+//! Changing the note of a held lock at a quorum.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use super::RedlockCore;
+use super::nodes::unreachable_error;
+use crate::engine::{Amend, Claim, Grant};
+use crate::error::{Error, LossReason, Result};
+
+impl RedlockCore {
+    pub(super) async fn amend(
+        self: &Arc<Self>,
+        claim: &Claim,
+        grant: &Grant,
+        to: &Amend,
+    ) -> Result<Grant> {
+        let lost = || Error::lost(&claim.name, LossReason::Forgotten);
+        let (attempt, token) = self.held_attempt(claim, grant).ok_or_else(lost)?;
+        let granted: Vec<_> = {
+            let state = attempt.state();
+            let is_well = |node: usize| self.nodes.is_usable(node);
+            let well = state.granted().filter(|(node, _)| is_well(*node)).count();
+            let enough = well >= self.nodes.quorum;
+            let granted = state.granted().filter(|(node, _)| !enough || is_well(*node));
+            granted.map(|(node, grant)| (node, grant.clone())).collect()
+        };
+        let mut silent: Vec<usize> = granted.iter().map(|(node, _)| *node).collect();
+        let mut answers: FuturesUnordered<_> = granted
+            .into_iter()
+            .map(|(node, grant)| {
+                let (engine, attempt) = (self.nodes.all[node].engine.clone(), attempt.clone());
+                let to = to.clone();
+                async move { (node, engine.amend(&attempt.claim, &grant, to).await) }
+            })
+            .collect();
+        let began = self.clock.now();
+        let (mut yes, mut gone) = (0, 0);
+        loop {
+            let enough = yes >= self.nodes.quorum;
+            let retry_until = match enough {
+                true => self.node_timeout(claim.ttl),
+                false => self.quorum_timeout(claim.ttl),
+            };
+            let next = self.clock.timeout_at(began + retry_until, answers.next()).await;
+            let Some((node, answer)) = next.flatten() else { break };
+            silent.retain(|other| *other != node);
+            yes += usize::from(answer.is_ok());
+            gone += usize::from(matches!(answer, Err(Error::Lost { .. })));
+        }
+        silent.into_iter().for_each(|node| self.nodes.exclude(node));
+        match () {
+            () if yes >= self.nodes.quorum => Ok(attempt.grant(token, self.nodes.quorum)),
+            () if gone > self.nodes.all.len() - self.nodes.quorum => Err(lost()),
+            () => Err(unreachable_error("too few nodes answered".to_owned(), true)),
+        }
+    }
+}

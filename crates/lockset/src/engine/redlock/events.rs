@@ -1,0 +1,31 @@
+//! What the nodes report without a request, and what follows for the lock.
+
+use std::sync::Arc;
+
+use super::RedlockCore;
+use super::attempt::claim_of;
+use crate::engine::Event;
+
+impl RedlockCore {
+    /// Hears what the nodes have to tell, and tells what follows for the whole.
+    pub(super) fn on_event(self: &Arc<Self>, node: usize, event: Event) {
+        let (id, why) = match event {
+            Event::Lost(id, why) => (id, Some(why)),
+            Event::Doubt(id) => (id, None),
+        };
+        let attempt = self.attempt_of(claim_of(id)).filter(|attempt| attempt.claim.id == id);
+        let Some(attempt) = attempt else { return };
+        let quorum = self.nodes.quorum;
+        let told = match why {
+            Some(why) => {
+                let lost = attempt.state().on_lost(node, why, quorum);
+                lost.map(|why| Event::Lost(claim_of(id), why))
+            }
+            None => attempt.state().on_doubt(node, quorum).then(|| Event::Doubt(claim_of(id))),
+        };
+        if let Some(signal) = told {
+            // Nobody listens any more after the keeper has ended.
+            let _ = self.events_sender.send(signal);
+        }
+    }
+}
