@@ -1,24 +1,30 @@
-//! Fenced Redlock: a quorum of independent homes whose tokens are safe under any timing.
+//! Fenced Redlock: a quorum of independent servers whose tokens are safe under any timing.
 //!
 //! `N` nodes that know nothing of each other, each with its own fence; `q = N/2 + 1` of them are a
 //! quorum. An attempt asks all nodes at once for the lock with one proposed token. The value that a
-//! quorum granted is the token; if they granted different ones, all are lifted to the greatest. At
-//! one node a value belongs to one attempt, ever, and two quorums share a node: so tokens are
+//! quorum granted is the token; if they granted different values, all are lifted to the greatest.
+//! At one node a value belongs to one attempt, ever, and two quorums share a node. So tokens are
 //! unique, and later acquisitions get greater ones, whatever the clocks say and however late or
-//! often a message arrives. That nobody else *holds* at the same time does depend on clocks, as in
-//! every lock with leases. `GUARANTEES.md` says it in full, `docs/redlock.md` shows the proof.
+//! often a message arrives. That no other client *holds* at the same time does depend on clocks, as
+//! in every lock with leases. `GUARANTEES.md` has the full promise, `docs/redlock.md` the proof.
 //!
-//! This file knows nothing of Redis: a node is an [`Engine`] that keeps a fence. The parts, in the
-//! order in which a claim meets them:
+//! This engine knows nothing of Redis: a node is an [`Engine`] that keeps a fence. The parts, in
+//! the order in which a claim meets them:
 //!
-//! * `claims` is the way of one claim through its attempts; `attempt` what the answers come to;
-//! * `nodes` says which nodes are worth asking;
-//! * `keeping` renews, sows again, gives back; `sight` shows what a quorum says.
+//! * `acquire` makes attempts, `round` sends the requests of one attempt, and `attempt` is what
+//!   their replies amount to;
+//! * `nodes` decides which nodes are usable;
+//! * `renew`, `amend`, `adopt` and `events` are about a held lock, `release` ends it or withdraws
+//!   it, and `inspect` merges what the nodes show.
+//!
+//! Every request is a task of the engine's own runtime, and the caller waits for its reply. A
+//! caller that is not polled delays itself only: replies are read in time, no node is taken for
+//! silent because of it, and what an attempt got is cleaned up.
 //!
 //! # Waiting
-//! Contenders who ask at_all_nodes at once split the votes, and nobody wins. So whoever finds a lock
-//! taken queues at the *door*, the first node that answers, and takes the other nodes only when the
-//! entry has let it in. A newcomer who finds the entry taken gives back what it got elsewhere.
+//! Contenders that ask everywhere at once split the votes, and none wins. So a claim that finds the
+//! lock taken queues at the *entry node*, the first usable one, and asks the other nodes once it is
+//! granted there. A new claim that is refused by the entry node releases what it got elsewhere.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,7 +34,7 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use self::attempt::{Attempt, AttemptPhase, claim_of};
 use self::nodes::QuorumNodes;
@@ -39,7 +45,7 @@ use super::{
     Scope, Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment, wall_micros};
-use crate::error::{Error, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::hash::FastMap;
 use crate::name::{Name, Prefix};
 use crate::report::report;
@@ -58,25 +64,25 @@ mod renew;
 mod round;
 
 const ENGINE: &str = "redlock";
-/// The time a node gets for an answer, if it is not set: a small part of the ttl, between these.
+/// The bounds of the default timeout of a node, which is a twentieth of the ttl.
 const NODE_TIMEOUT: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(500));
-/// The longest time until a quorum must have answered.
+/// The maximum time until a quorum must have replied.
 const MAX_QUORUM_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a name counts as wanted by several after somebody found it taken.
+/// How long a name counts as contended after a claim found it taken.
 const CONTENDED_FOR: Duration = Duration::from_secs(1);
-/// At most so many names are remembered as such.
+/// Maximum names that are remembered as contended.
 const MAX_CONTENDED: usize = 4096;
-/// More nodes than this make a lock slower, not safer.
+/// Maximum nodes: more make a lock slower, not safer.
 const MAX_NODES: usize = 33;
 
-/// How a [`Redlock`] goes about its nodes.
+/// Timing of a [`Redlock`].
 #[derive(Clone, Debug)]
 pub struct RedlockOptions {
-    /// How long a node may take to answer, when a quorum has, before it is left out; `None`: a
-    /// twentieth of the ttl, but at least 200 ms and at most 500 ms.
+    /// How long a node may take to reply when a quorum has replied, before it is excluded. `None`:
+    /// a twentieth of the ttl, but at least 200 ms and at most 500 ms.
     pub node_timeout: Option<Duration>,
-    /// The longest ttl of any lock of this quorum. A node that may have forgotten what it granted
-    /// is not counted for so long.
+    /// The maximum ttl of any lock of this quorum. A node that may have forgotten what it granted is
+    /// not counted for this time.
     pub max_ttl: Duration,
 }
 
@@ -97,16 +103,14 @@ struct RedlockCore {
     nodes: Arc<QuorumNodes>,
     options: RedlockOptions,
     clock: Clock,
-    /// The last attempt of every claim of this client that is under way or held.
+    /// The last attempt of every claim of this client that is being acquired or is held.
     attempts: Mutex<FastMap<ClaimId, Arc<Attempt>>>,
     withdrawn: Mutex<Tombstones>,
-    /// Attempts that were over while a node was still asked, and when to look at them again.
-    late: Mutex<Vec<(Moment, Arc<Attempt>)>>,
-    /// The names that somebody found taken, and when.
+    /// The names that a claim found taken, and when.
     contended: Mutex<FastMap<Name, Moment>>,
     /// The greatest token that this client has seen or proposed.
     greatest_token: AtomicU64,
-    /// How many tasks give something back at this moment.
+    /// The number of tasks that clean up.
     cleanups: watch::Sender<usize>,
     events_sender: mpsc::UnboundedSender<Event>,
     events: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
@@ -120,10 +124,10 @@ impl std::fmt::Debug for Redlock {
 
 impl Redlock {
     /// A quorum of these nodes. Every client must name the same nodes, in the same order. Must be
-    /// called inside a tokio runtime, on which everything lives that goes on in the background.
+    /// called inside a tokio runtime: all requests run there as tasks, so it must outlive them.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for fewer than three nodes or a node that is named twice.
+    /// [`Error::Invalid`] for fewer than three nodes, more than 33, or a node that is named twice.
     pub fn over(
         nodes: Vec<Arc<dyn Engine>>,
         options: RedlockOptions,
@@ -136,7 +140,6 @@ impl Redlock {
             options,
             clock,
             attempts: Mutex::default(),
-            late: Mutex::default(),
             withdrawn: Mutex::default(),
             contended: Mutex::default(),
             greatest_token: AtomicU64::new(0),
@@ -158,8 +161,8 @@ impl Redlock {
         Ok(Self { core, listeners })
     }
 
-    /// Looks at all nodes: a quorum must answer, and no server may be there twice. What is wrong
-    /// with the settings of a node is said as a warning.
+    /// Checks the health of all nodes: a quorum must reply, and no server may be there twice.
+    /// Settings of a node that endanger a promise are logged as warnings.
     ///
     /// # Errors
     /// [`Error::Unreachable`].
@@ -168,18 +171,20 @@ impl Redlock {
     /// Cancel safe.
     pub async fn check(&self) -> Result<()> {
         let nodes = &self.core.nodes;
-        let (mut well, mut first_error) = (0, None);
+        let (mut healthy, mut first_error) = (0, None);
         let mut silent: Vec<usize> = (0..nodes.all.len()).collect();
-        let mut looks: FuturesUnordered<_> = (0..nodes.all.len())
+        let mut checks: FuturesUnordered<_> = (0..nodes.all.len())
             .map(|node| async move { (node, nodes.check_health(node).await) })
             .collect();
         let mut limit = Moment::NEVER;
-        // When there is a quorum, the others get the time of a node and no more: one that is frozen
+        // Once a quorum has replied, the others get the timeout of a node and no more: a frozen node
         // must not make every new client slow.
-        while let Some(Some((node, look))) = self.core.clock.timeout_at(limit, looks.next()).await {
-            match look {
+        while let Some(Some((node, checked))) =
+            self.core.clock.timeout_at(limit, checks.next()).await
+        {
+            match checked {
                 Ok(health) => {
-                    well += 1;
+                    healthy += 1;
                     silent.retain(|other| *other != node);
                     let identity = nodes.all[node].engine.identity();
                     for warning in health.warnings {
@@ -194,16 +199,27 @@ impl Redlock {
                 Err(error) if !error.is_retryable() => return Err(error),
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
-            if well == nodes.quorum {
+            if healthy == nodes.quorum {
                 limit = self.core.clock.now() + NODE_TIMEOUT.0;
             }
         }
-        drop(looks);
+        drop(checks);
         silent.into_iter().for_each(|node| nodes.exclude(node));
-        match well < nodes.quorum {
-            true => Err(nodes.too_few_replies(well, first_error)),
+        match healthy < nodes.quorum {
+            true => Err(nodes.too_few_replies(healthy, first_error)),
             false => Ok(()),
         }
+    }
+}
+
+impl Redlock {
+    /// Runs a request as a task of the engine's runtime. It goes on if this future is dropped.
+    async fn run<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        // It fails only if the runtime ends.
+        self.core.nodes.spawn(request).await.unwrap_or(Err(Error::Closed))
     }
 }
 
@@ -222,8 +238,8 @@ fn check_nodes(nodes: &[Arc<dyn Engine>]) -> Result<()> {
         return bad("more than 33 make a lock slower, not safer");
     }
     let identities: Vec<String> = nodes.iter().map(|node| node.identity()).collect();
-    for (place, identity) in identities.iter().enumerate() {
-        if identities[..place].contains(identity) {
+    for (index, identity) in identities.iter().enumerate() {
+        if identities[..index].contains(identity) {
             return Err(Error::invalid("list of nodes", identity, "it is named twice"));
         }
     }
@@ -234,8 +250,7 @@ fn check_nodes(nodes: &[Arc<dyn Engine>]) -> Result<()> {
     Ok(())
 }
 
-/// The URL of a quorum whose nodes have these URLs, if there is one: they differ in nothing but
-/// their hosts.
+/// The URL of a quorum whose nodes have these URLs, if these differ only in their hosts.
 fn url_of(nodes: &[String], max_ttl: Duration) -> Option<String> {
     let (scheme, first) = nodes.first()?.split_once("://")?;
     let (_, tail) = first.split_at_checked(first.find('/')?)?;
@@ -249,7 +264,7 @@ fn url_of(nodes: &[String], max_ttl: Duration) -> Option<String> {
         "rediss" => "redlocks",
         _ => return None,
     };
-    // All clients of a quorum must agree on it.
+    // All clients of a quorum must have the same.
     let max_ttl = match max_ttl == RedlockOptions::default().max_ttl {
         true => String::new(),
         false => format!("&max_ttl={}ms", max_ttl.as_millis()),
@@ -286,13 +301,13 @@ impl RedlockCore {
         self.options.node_timeout.unwrap_or(usual)
     }
 
-    /// How long it may take until a quorum has answered. While too few have, nothing is won by
-    /// giving up on the others.
+    /// How long it may take until a quorum has replied. While too few have, giving up on the others
+    /// gains nothing.
     fn quorum_timeout(&self, ttl: Duration) -> Duration {
         (ttl / 4).clamp(self.node_timeout(ttl), MAX_QUORUM_TIMEOUT.max(self.node_timeout(ttl)))
     }
 
-    /// A token above all that this client has seen, and not below the clock.
+    /// A token above all that this client has seen or proposed, and not below the wall clock.
     fn propose_token(&self) -> Token {
         let clock = wall_micros();
         let next = |greatest: u64| Some(Token::next(greatest, clock).get());
@@ -312,7 +327,7 @@ impl RedlockCore {
         self.attempts().get(&claim).cloned()
     }
 
-    /// The attempt by which a claim holds, as this client knows it, or as the grant's key tells.
+    /// The attempt by which a claim holds, as this client knows it, or as the grant's key says.
     fn held_attempt(&self, claim: &Claim, grant: &Grant) -> Option<(Arc<Attempt>, Token)> {
         let attempt = match self.attempt_of(claim.id) {
             Some(attempt) => attempt,
@@ -327,7 +342,7 @@ impl RedlockCore {
         (phase == AttemptPhase::Held(grant.token)).then_some((attempt, grant.token))
     }
 
-    /// Nobody asks for this attempt any more.
+    /// Removes an attempt that has ended.
     fn forget(&self, attempt: &Arc<Attempt>) {
         let mut attempts = self.attempts();
         let claim = claim_of(attempt.claim.id);
@@ -344,7 +359,7 @@ impl RedlockCore {
         sync::lock(&self.withdrawn).insert(claim, self.clock.now());
     }
 
-    /// Somebody found this name taken.
+    /// A claim found its name taken.
     fn note_contention(&self, claim: &Claim) {
         let now = self.clock.now();
         let mut contended = sync::lock(&self.contended);
@@ -389,11 +404,24 @@ impl Engine for Redlock {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
-        self.core.acquire(claim, wait).await
+        self.core.check(claim)?;
+        let (reply, acquired) = oneshot::channel();
+        self.core.nodes.spawn(self.core.clone().acquire(claim.clone(), wait, reply));
+        acquired.await.unwrap_or(Err(Error::Closed))
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        self.core.renew(batch).await
+        let held = batch.iter().map(|(claim, grant)| self.core.held_attempt(claim, grant));
+        let held: Vec<Option<(Arc<Attempt>, Token)>> = held.collect();
+        let (reply, renewed) = oneshot::channel();
+        let known = held.iter().flatten().cloned().collect();
+        self.core.nodes.spawn(self.core.clone().renew(known, reply));
+        let mut renewed = renewed.await.unwrap_or_default().into_iter();
+        let outcomes = held.iter().zip(batch).map(|(held, (claim, _))| match held {
+            Some(_) => renewed.next().unwrap_or(Err(Error::Closed)),
+            None => Err(Error::lost(&claim.name, LossReason::Forgotten)),
+        });
+        outcomes.collect()
     }
 
     async fn raise(&self, _: &Claim, _: &Grant, _: Token) -> Result<Grant> {
@@ -406,11 +434,14 @@ impl Engine for Redlock {
             let what = "readers that share a lock over a quorum".to_owned();
             return Err(Error::Unsupported { engine: ENGINE, what });
         }
-        self.core.amend(claim, grant, &to).await
+        let (core, claim, grant) = (self.core.clone(), claim.clone(), grant.clone());
+        self.run(async move { core.amend(&claim, &grant, &to).await }).await
     }
 
     async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
-        self.core.adopt(claim, grant, successor).await
+        let (core, claim, grant) = (self.core.clone(), claim.clone(), grant.clone());
+        let successor = successor.clone();
+        self.run(async move { core.adopt(&claim, &grant, &successor).await }).await
     }
 
     async fn release(
@@ -419,12 +450,17 @@ impl Engine for Redlock {
         grant: &Grant,
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        // Whoever is next has a place at the entry from then on, and asks for the rest itself.
-        self.core.release(claim, grant, next).await.map(|()| None)
+        let not_held = || Error::NotHeld { name: claim.name.clone() };
+        let (attempt, _) = self.core.held_attempt(claim, grant).ok_or_else(not_held)?;
+        let (reply, released) = oneshot::channel();
+        self.core.nodes.spawn(self.core.clone().release(attempt, next.cloned(), reply));
+        // The next claim is queued at the entry node from then on, and asks the others itself.
+        released.await.unwrap_or(Err(Error::Closed)).map(|()| None)
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        self.core.withdraw(claim).await
+        let (core, claim) = (self.core.clone(), claim.clone());
+        self.run(async move { core.withdraw(&claim).await }).await
     }
 
     fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
@@ -432,11 +468,13 @@ impl Engine for Redlock {
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
-        self.core.inspect(name).await
+        let (core, name) = (self.core.clone(), name.clone());
+        self.run(async move { core.inspect(&name).await }).await
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
-        self.core.list(prefix).await
+        let (core, prefix) = (self.core.clone(), prefix.clone());
+        self.run(async move { core.list(&prefix).await }).await
     }
 
     async fn cell(&self, _: &Name, _: Version, _: Option<Vec<u8>>) -> Result<Swap> {
@@ -445,7 +483,8 @@ impl Engine for Redlock {
     }
 
     async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
-        self.core.force_release(name, how).await
+        let (core, name) = (self.core.clone(), name.clone());
+        self.run(async move { core.force_release(&name, how).await }).await
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
@@ -454,11 +493,10 @@ impl Engine for Redlock {
 
     async fn close(&self) {
         self.listeners.iter().for_each(tokio::task::AbortHandle::abort);
-        // What a slow node still has is given back first, if it does not take too long.
+        // Cleanup at slow nodes is finished first, if it does not take too long.
         let mut cleanups = self.core.cleanups.subscribe();
         let limit = self.core.clock.now() + MAX_QUORUM_TIMEOUT;
-        let _ =
-            self.core.clock.timeout_at(limit, cleanups.wait_for(|cleanups| *cleanups == 0)).await;
+        let _ = self.core.clock.timeout_at(limit, cleanups.wait_for(|running| *running == 0)).await;
         let each = self.core.nodes.all.iter().map(|node| node.engine.close());
         futures_util::future::join_all(each).await;
     }

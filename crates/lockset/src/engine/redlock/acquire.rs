@@ -1,4 +1,4 @@
-//! The way of one claim: attempts, until one of them has a quorum or the time is over.
+//! Acquiring: attempts, until one of them has a quorum or the time is over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,34 +6,66 @@ use std::time::Duration;
 use futures_core::future::BoxFuture;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::oneshot;
 
 use super::RedlockCore;
 use super::attempt::{AtNode, Attempt, AttemptPhase, attempt_id};
-use super::release::Owed;
+use super::release::CleanupGuard;
 use super::round::{AttemptRound, RoundOutcome};
 use crate::engine::{Claim, Grant, Wait};
 use crate::error::{Error, Result};
 use crate::token::Token;
 
-/// The pauses between attempts that failed.
+/// The first and the longest pause between attempts that failed.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
-/// Requests under way, and what they are answered.
-pub(super) type PendingAcquires =
-    FuturesUnordered<BoxFuture<'static, (usize, Result<Option<Grant>>)>>;
+
+/// A request for the lock at one node.
+pub(super) type PendingAcquire = BoxFuture<'static, (usize, Result<Option<Grant>>)>;
+/// The requests of an attempt that have no reply yet.
+pub(super) type PendingAcquires = FuturesUnordered<PendingAcquire>;
+
+/// A lock that was acquired, and the requests for it that have no reply yet.
+struct Acquired {
+    grant: Grant,
+    attempt: Arc<Attempt>,
+    pending: PendingAcquires,
+}
 
 impl RedlockCore {
+    /// Acquires the lock, sends the grant, and goes on with the replies that come later. Ends early
+    /// if the caller is gone: it then withdraws the claim.
     pub(super) async fn acquire(
-        self: &Arc<Self>,
-        claim: &Claim,
+        self: Arc<Self>,
+        claim: Claim,
         wait: Wait,
-    ) -> Result<Option<Grant>> {
-        self.check(claim)?;
-        let (first, grant) = self.resume(claim)?;
-        if grant.is_some() {
-            return Ok(grant);
+        mut reply: oneshot::Sender<Result<Option<Grant>>>,
+    ) {
+        let acquired = tokio::select! {
+            biased;
+            acquired = self.run_attempts(&claim, wait) => acquired,
+            () = reply.closed() => return,
+        };
+        // A grant that the caller no longer receives is withdrawn by it.
+        let _ = match acquired {
+            Err(error) => reply.send(Err(error)),
+            Ok(None) => reply.send(Ok(None)),
+            Ok(Some(Acquired { grant, attempt, pending })) => {
+                let _cleanup = CleanupGuard::new(&self);
+                let _ = reply.send(Ok(Some(grant)));
+                return self.adopt_late_replies(&attempt, pending).await;
+            }
+        };
+    }
+
+    /// Makes attempts until one holds. Cancelled, it leaves the current attempt behind, which
+    /// `withdraw` finds by its claim.
+    async fn run_attempts(self: &Arc<Self>, claim: &Claim, wait: Wait) -> Result<Option<Acquired>> {
+        let (first, held) = self.resume(claim)?;
+        if held.is_some() {
+            return Ok(held);
         }
-        let began = self.clock.now();
-        let deadline = wait.deadline().max(began + self.node_timeout(claim.ttl));
+        let started = self.clock.now();
+        let deadline = wait.deadline().max(started + self.node_timeout(claim.ttl));
         let mut pause = PAUSES.0;
         for number in first..=u8::MAX {
             let attempt = self.begin_attempt(claim, number);
@@ -51,11 +83,10 @@ impl RedlockCore {
             let (pending, entry) = (std::mem::take(&mut round.pending), round.entry);
             match outcome {
                 RoundOutcome::Won(grant) => {
-                    self.adopt_late_replies(&attempt, pending);
                     if via_entry_node && !claim.fixed && attempt.has_first_lease_at(entry) {
                         self.extend_first_lease(&attempt, entry);
                     }
-                    return Ok(Some(grant));
+                    return Ok(Some(Acquired { grant, attempt, pending }));
                 }
                 RoundOutcome::Busy => {
                     self.abandon(&attempt, pending).await;
@@ -63,8 +94,8 @@ impl RedlockCore {
                     if wait == Wait::No || self.clock.now() >= wait.deadline() {
                         return Ok(None);
                     }
-                    // Whoever comes through the entry and still finds it busy has met somebody who
-                    // came another way.
+                    // A claim that passed the entry node and still found the lock taken met a
+                    // holder that came another way: it pauses. Any other queues at once.
                     if !via_entry_node {
                         continue;
                     }
@@ -80,13 +111,13 @@ impl RedlockCore {
             self.clock.sleep_until(until.min(deadline)).await;
             pause = (pause * 2).min(PAUSES.1);
         }
-        // All its ids are used up: the caller comes with a fresh claim.
+        // All attempt ids of the claim are used up. The caller repeats with a fresh claim.
         Err(Error::NotHeld { name: claim.name.clone() })
     }
 
-    /// Which attempt of a claim is next, and its grant if it is held already. One that was
-    /// interrupted goes on where it was: it keeps its place in the queue.
-    fn resume(&self, claim: &Claim) -> Result<(u8, Option<Grant>)> {
+    /// The number of the claim's next attempt, and the attempt if it holds already. An attempt that
+    /// was interrupted is continued, so that it keeps its queue entry.
+    fn resume(&self, claim: &Claim) -> Result<(u8, Option<Acquired>)> {
         if self.is_withdrawn(claim.id) {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
@@ -95,12 +126,15 @@ impl RedlockCore {
         let number = attempt.claim.id.to_bits() as u8;
         match phase {
             AttemptPhase::Held(token) => {
-                Ok((number, Some(attempt.grant(token, self.nodes.quorum))))
+                let grant = attempt.grant(token, self.nodes.quorum);
+                let pending = PendingAcquires::new();
+                Ok((number, Some(Acquired { grant, attempt, pending })))
             }
             AttemptPhase::Open | AttemptPhase::Ended => Ok((number, None)),
         }
     }
 
+    /// The claim's attempt with this number, which is made unless it is the current one.
     pub(super) fn begin_attempt(&self, claim: &Claim, number: u8) -> Arc<Attempt> {
         let id = attempt_id(claim.id, number);
         let mut attempts = self.attempts();
@@ -109,7 +143,7 @@ impl RedlockCore {
         }
         let own = Claim { id, ..claim.clone() };
         let attempt = Arc::new(Attempt::new(own, self.nodes.all.len()));
-        // Those whose guards were detached, or forgotten, are never given back.
+        // Attempts whose guards were detached or forgotten are never released.
         if attempts.len() == attempts.capacity() {
             let now = self.clock.now();
             attempts.retain(|_, attempt| !attempt.is_expired(now));
@@ -118,8 +152,8 @@ impl RedlockCore {
         attempt
     }
 
-    /// Asks one node for the lock.
-    pub(super) fn ask(
+    /// Requests the lock from one node.
+    pub(super) fn request_at(
         &self,
         attempt: &Arc<Attempt>,
         node: usize,
@@ -132,23 +166,18 @@ impl RedlockCore {
         Box::pin(async move { (node, engine.acquire(&claim, wait).await) })
     }
 
-    /// What is answered only after the attempt was won is adopted.
-    fn adopt_late_replies(self: &Arc<Self>, attempt: &Arc<Attempt>, mut pending: PendingAcquires) {
-        if pending.is_empty() {
-            return;
+    /// Adopts grants that arrive after the attempt was won, or releases them if it has ended.
+    async fn adopt_late_replies(
+        self: &Arc<Self>,
+        attempt: &Arc<Attempt>,
+        mut pending: PendingAcquires,
+    ) {
+        while let Some((node, reply)) = pending.next().await {
+            self.on_late_reply(attempt, node, reply).await;
         }
-        let (core, attempt) = (self.clone(), attempt.clone());
-        let nodes = attempt.state().nodes_where(|at| *at == AtNode::Requested);
-        let mut owed = Owed::new(self, &attempt, nodes, may_hold);
-        self.nodes.beside_the_caller(async move {
-            while let Some((node, answer)) = pending.next().await {
-                core.on_late_reply(&attempt, node, answer).await;
-                owed.settle(node);
-            }
-        });
     }
 
-    /// The lease that was handed over at the entry may be a short first one.
+    /// Renews at the entry node, which may have handed the lock over with a short first lease.
     fn extend_first_lease(self: &Arc<Self>, attempt: &Arc<Attempt>, entry: usize) {
         let (core, attempt) = (self.clone(), attempt.clone());
         self.nodes.spawn(async move { core.renew_at(&attempt, entry).await });
@@ -158,9 +187,9 @@ impl RedlockCore {
         self: &Arc<Self>,
         attempt: &Arc<Attempt>,
         node: usize,
-        answer: Result<Option<Grant>>,
+        reply: Result<Option<Grant>>,
     ) {
-        match &answer {
+        match &reply {
             Ok(_) => self.nodes.on_reply(node),
             Err(error) if error.is_retryable() => self.nodes.exclude(node),
             Err(_) => {}
@@ -170,21 +199,24 @@ impl RedlockCore {
             if *state.at(node) != AtNode::Requested && *state.at(node) != AtNode::Unknown {
                 return;
             }
-            state.on_reply(node, &answer);
+            state.on_reply(node, &reply);
             state.phase()
         };
-        match (phase, answer) {
+        match (phase, reply) {
             (AttemptPhase::Held(token), Ok(Some(grant))) => {
                 self.raise_late(attempt, node, grant, token).await;
             }
-            (AttemptPhase::Ended, Ok(Some(_)) | Err(_)) => self.release_at(attempt, node).await,
+            // In the background: the replies of other nodes must not wait for it.
+            (AttemptPhase::Ended, Ok(Some(_)) | Err(_)) => {
+                self.release_in_background(attempt, node);
+            }
             _ => {}
         }
     }
 
-    /// A node grants late what is held already: it is lifted to the token, so that the holder keeps
-    /// all nodes and not just a quorum. A higher value stays as it is, and may not count.
-    pub(super) async fn raise_late(
+    /// Lifts a late grant to the token, so that the holder has all nodes and not just a quorum. A
+    /// greater value stays as it is, and may not count.
+    async fn raise_late(
         self: &Arc<Self>,
         attempt: &Arc<Attempt>,
         node: usize,
@@ -195,7 +227,7 @@ impl RedlockCore {
             return;
         }
         let raised = self.nodes.all[node].engine.raise(&attempt.claim, &grant, token).await;
-        let over = {
+        let must_release = {
             let mut state = attempt.state();
             if state.phase() == AttemptPhase::Held(token) {
                 let at = raised.map_or(AtNode::Unknown, AtNode::Granted);
@@ -203,43 +235,48 @@ impl RedlockCore {
             }
             state.phase() == AttemptPhase::Ended || *state.at(node) == AtNode::Unknown
         };
-        if over {
-            self.release_at(attempt, node).await;
+        if must_release {
+            self.release_in_background(attempt, node);
         }
     }
 
-    /// Ends an attempt that failed. What is there is given back before this returns, unless a node
-    /// takes too long.
-    async fn abandon(self: &Arc<Self>, attempt: &Arc<Attempt>, mut pending: PendingAcquires) {
+    /// Ends an attempt that failed, and releases what it got. Returns when that is done, or when a
+    /// node takes too long. The cleanup goes on if this future is dropped.
+    async fn abandon(self: &Arc<Self>, attempt: &Arc<Attempt>, pending: PendingAcquires) {
         attempt.state().end();
         self.forget(attempt);
-        let nodes = attempt.state().nodes_where(may_hold);
-        let _owed = Owed::new(self, attempt, nodes, may_hold);
+        let (core, attempt) = (self.clone(), attempt.clone());
+        let cleanup = self.nodes.spawn(async move { core.clean_up(&attempt, pending).await });
+        // It fails only if the runtime ends.
+        let _ = cleanup.await;
+    }
+
+    async fn clean_up(self: &Arc<Self>, attempt: &Arc<Attempt>, mut pending: PendingAcquires) {
+        let _cleanup = CleanupGuard::new(self);
         let timeout = self.node_timeout(attempt.claim.ttl);
-        // Mostly the last answers are about to come, and say that there is nothing to give back.
+        // Usually the last replies are about to arrive, and say that there is nothing to release.
         let limit = self.clock.now() + timeout / 4;
-        while let Some(Some((node, answer))) = self.clock.timeout_at(limit, pending.next()).await {
-            attempt.state().on_reply(node, &answer);
+        while let Some(Some((node, reply))) = self.clock.timeout_at(limit, pending.next()).await {
+            attempt.state().on_reply(node, &reply);
         }
         drop(pending);
         let left = attempt.state().nodes_where(may_hold);
-        let each = left.into_iter().map(|node| self.release_at(attempt, node));
-        let all = futures_util::future::join_all(each);
-        if self.clock.timeout_at(self.clock.now() + timeout, all).await.is_none() {
+        let releases = left.into_iter().map(|node| self.release_in_background(attempt, node));
+        let releases = futures_util::future::join_all(releases);
+        if self.clock.timeout_at(self.clock.now() + timeout, releases).await.is_none() {
             let silent = attempt.state().nodes_where(may_hold);
             silent.into_iter().for_each(|node| self.nodes.exclude(node));
         }
     }
 }
 
-pub(super) type PendingAcquire = BoxFuture<'static, (usize, Result<Option<Grant>>)>;
-
-/// Whether there may be something to give back.
+/// Whether there may be something to release.
 fn may_hold(at: &AtNode) -> bool {
     !matches!(at, AtNode::Nothing | AtNode::Refused)
 }
 
-/// Half of it and up to half more, so that those who lost together do not meet again.
+/// Between half of `pause` and one and a half, so that attempts that lost together do not collide
+/// again.
 pub(super) fn with_jitter(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + rand::random::<f64>())
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::ENGINE;
 use crate::clock::{Clock, Moment};
@@ -109,7 +110,7 @@ pub(super) struct QuorumNodes {
     timeout: Duration,
     clock: Clock,
     /// Where everything goes on that nobody waits for.
-    pub(super) runtime: Handle,
+    runtime: Handle,
     /// Who is who, as far as it is known: no server may count twice.
     runs: std::sync::Mutex<Vec<Option<String>>>,
 }
@@ -309,15 +310,12 @@ impl QuorumNodes {
         }
     }
 
-    /// Goes on with `work` whether anybody waits for it or not.
-    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.runtime.spawn(work);
-    }
-
-    /// Goes on with requests that were begun on the caller's runtime and belong there: their timers
-    /// do. If that runtime ends, they are dropped.
-    pub(super) fn beside_the_caller(&self, work: impl Future<Output = ()> + Send + 'static) {
-        Handle::try_current().unwrap_or_else(|_| self.runtime.clone()).spawn(work);
+    /// Runs a task on the engine's runtime.
+    pub(super) fn spawn<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.runtime.spawn(task)
     }
 }
 

@@ -1,90 +1,92 @@
-//! Renewing: a quorum must renew the lease. Nodes that lost it are asked for it again.
+//! Renewing: a quorum must renew a lease. Nodes that lost it are asked for it again.
 
 use std::sync::Arc;
 
 use futures_core::future::BoxFuture;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::oneshot;
 
 use super::RedlockCore;
 use super::attempt::{AtNode, Attempt, AttemptPhase, counts};
 use super::nodes::unreachable_error;
-use crate::engine::{Claim, Grant, Wait};
+use crate::engine::{Grant, Wait};
 use crate::error::{Error, LossReason, Result};
 use crate::token::Token;
 
-/// What one node answered about leases, each with its place in the batch.
+/// What one node replied about leases, each with its index in the batch.
 type NodeRenewals = (usize, Vec<(usize, Arc<Attempt>, Result<Grant>)>);
 
+/// The renewal requests that have no reply yet, one for each node.
+type PendingRenewals = FuturesUnordered<BoxFuture<'static, NodeRenewals>>;
+
 impl RedlockCore {
-    pub(super) async fn renew(self: &Arc<Self>, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
-        let attempts: Vec<Option<(Arc<Attempt>, Token)>> =
-            batch.iter().map(|(claim, grant)| self.held_attempt(claim, grant)).collect();
-        let (asked, tokens): (Vec<_>, Vec<_>) = attempts.iter().flatten().cloned().unzip();
-        let mut yes = vec![0_usize; asked.len()];
-        let mut revoked = vec![false; asked.len()];
-        let mut answers = self.request_renewals(&asked);
-        let ttl = batch.iter().map(|(claim, _)| claim.ttl).min().unwrap_or_default();
+    /// Renews these leases, sends the outcome of each, and goes on with the replies that come
+    /// later.
+    pub(super) async fn renew(
+        self: Arc<Self>,
+        held: Vec<(Arc<Attempt>, Token)>,
+        reply: oneshot::Sender<Vec<Result<Grant>>>,
+    ) {
+        let mut renewed = vec![0_usize; held.len()];
+        let mut revoked = vec![false; held.len()];
+        let mut pending = self.request_renewals(&held);
+        let ttl = held.iter().map(|(attempt, _)| attempt.claim.ttl).min().unwrap_or_default();
         let limit = self.clock.now() + self.quorum_timeout(ttl);
-        // A quorum is enough; whoever answers later is heard later.
-        while yes.iter().any(|yes| *yes < self.nodes.quorum) {
-            let next = self.clock.timeout_at(limit, answers.next()).await;
-            let Some((node, renewed)) = next.flatten() else { break };
-            for (place, attempt, renewal) in renewed {
-                let counted = |grant: &Grant| counts(grant.token, tokens[place]);
-                yes[place] += usize::from(renewal.as_ref().is_ok_and(counted));
-                revoked[place] |= is_revoked(&renewal);
+        while renewed.iter().any(|renewed| *renewed < self.nodes.quorum) {
+            let next = self.clock.timeout_at(limit, pending.next()).await;
+            let Some((node, renewals)) = next.flatten() else { break };
+            for (index, attempt, renewal) in renewals {
+                let counted = |grant: &Grant| counts(grant.token, held[index].1);
+                renewed[index] += usize::from(renewal.as_ref().is_ok_and(counted));
+                revoked[index] |= is_revoked(&renewal);
                 self.on_renewed(&attempt, node, renewal);
             }
         }
-        self.receive_late_renewals(answers);
-        let mut place = 0;
-        let judged = attempts.into_iter().zip(batch).map(|(attempt, (claim, _))| {
-            let Some((attempt, token)) = attempt else {
-                return Err(Error::lost(&claim.name, LossReason::Forgotten));
-            };
-            let judged = self.renewal_outcome(&attempt, token, yes[place], revoked[place]);
-            // Also if too few answered: one that is back may be the one that is missing.
-            if judged.as_ref().map_or_else(Error::is_retryable, |_| true) {
-                self.reacquire_missing(&attempt, token);
+        let outcomes = held.iter().enumerate().map(|(index, (attempt, token))| {
+            let outcome = self.renewal_outcome(attempt, *token, renewed[index], revoked[index]);
+            // Also if too few replied: a node that is back may be the one that is missing.
+            if outcome.as_ref().map_or_else(Error::is_retryable, |_| true) {
+                self.reacquire_missing(attempt, *token);
             }
-            place += 1;
-            judged
+            outcome
         });
-        judged.collect()
+        // The keeper may have given up this renewal.
+        let _ = reply.send(outcomes.collect());
+        while let Some((node, renewals)) = pending.next().await {
+            for (_, attempt, renewal) in renewals {
+                self.on_renewed(&attempt, node, renewal);
+            }
+        }
     }
 
-    /// Every node that is worth asking, about the leases that it has.
-    fn request_renewals(
-        &self,
-        attempts: &[Arc<Attempt>],
-    ) -> FuturesUnordered<BoxFuture<'static, NodeRenewals>> {
-        let answers = FuturesUnordered::new();
+    /// Asks every usable node to renew the leases that it has.
+    fn request_renewals(&self, held: &[(Arc<Attempt>, Token)]) -> PendingRenewals {
+        let pending = PendingRenewals::new();
         for node in self.nodes.usable() {
-            let leases: Vec<(usize, Arc<Attempt>, Grant)> = attempts
+            let leases: Vec<(usize, Arc<Attempt>, Grant)> = held
                 .iter()
                 .enumerate()
-                .filter_map(|(place, attempt)| match attempt.state().at(node) {
-                    AtNode::Granted(grant) => Some((place, attempt.clone(), grant.clone())),
+                .filter_map(|(index, (attempt, _))| match attempt.state().at(node) {
+                    AtNode::Granted(grant) => Some((index, attempt.clone(), grant.clone())),
                     _ => None,
                 })
                 .collect();
-            let engine = self.nodes.all[node].engine.clone();
             if leases.is_empty() {
                 continue;
             }
-            let asking: BoxFuture<'static, NodeRenewals> = Box::pin(async move {
+            let engine = self.nodes.all[node].engine.clone();
+            pending.push(Box::pin(async move {
                 let batch: Vec<_> = leases.iter().map(|(_, a, grant)| (&a.claim, grant)).collect();
                 let renewed = engine.renew(&batch).await;
                 let each = leases.into_iter().zip(renewed);
-                (node, each.map(|((place, attempt, _), r)| (place, attempt, r)).collect())
-            });
-            answers.push(asking);
+                (node, each.map(|((index, attempt, _), r)| (index, attempt, r)).collect())
+            }) as BoxFuture<'static, NodeRenewals>);
         }
-        answers
+        pending
     }
 
-    /// Renews at one node, in the background.
+    /// Renews at one node.
     pub(super) async fn renew_at(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize) {
         let at = attempt.state().at(node).clone();
         let AtNode::Granted(grant) = at else { return };
@@ -103,7 +105,7 @@ impl RedlockCore {
                     state.set(node, AtNode::Granted(grant));
                 }
             }
-            // Its lease stands, but is the last.
+            // The running lease stands, but it is the last.
             Err(Error::Lost { reason: LossReason::Revoked, .. }) => {}
             Err(Error::Lost { .. }) => attempt.state().set(node, AtNode::Refused),
             Err(error) if error.is_retryable() => self.nodes.exclude(node),
@@ -111,56 +113,37 @@ impl RedlockCore {
         }
     }
 
-    fn receive_late_renewals(
-        self: &Arc<Self>,
-        mut answers: FuturesUnordered<BoxFuture<'static, NodeRenewals>>,
-    ) {
-        if answers.is_empty() {
-            return;
-        }
-        let core = self.clone();
-        self.nodes.spawn(async move {
-            while let Some((node, renewed)) = answers.next().await {
-                for (_, attempt, renewal) in renewed {
-                    core.on_renewed(&attempt, node, renewal);
-                }
-            }
-        });
-    }
-
+    /// What follows from `renewed` nodes that renewed and count, and from a revocation.
     fn renewal_outcome(
         &self,
         attempt: &Attempt,
         token: Token,
-        yes: usize,
+        renewed: usize,
         revoked: bool,
     ) -> Result<Grant> {
         let quorum = self.nodes.quorum;
-        if yes >= quorum {
+        if renewed >= quorum {
             return Ok(attempt.grant(token, quorum));
         }
         let name = &attempt.claim.name;
-        let standing = attempt.state().possible_nodes(token).len();
         if revoked {
             return Err(Error::lost(name, LossReason::Revoked));
         }
-        if standing < quorum {
+        let possible = attempt.state().possible_nodes(token).len();
+        if possible < quorum {
             return Err(Error::lost(name, LossReason::Forgotten));
         }
         let all = self.nodes.all.len();
-        let what = format!("{yes} of {all} nodes renewed `{name}`, {quorum} are needed");
+        let what = format!("{renewed} of {all} nodes renewed `{name}`, {quorum} are needed");
         Err(unreachable_error(what, true))
     }
 
-    /// Nodes that do not have the lock are asked for it again, by its very token: else the quorum
-    /// would wear away. One that kept its fence answers one more, and counts too; any other value
-    /// may hide somebody else's newer token. One that is still being asked as well: whoever waits
-    /// for its answer may rest, as its runtime does.
+    /// Requests the lock again, by its own token, from nodes that do not have it: otherwise the
+    /// quorum would wear away. A node that kept its fence replies with one more, and counts too; any
+    /// other value may hide a newer token of another claim.
     fn reacquire_missing(self: &Arc<Self>, attempt: &Arc<Attempt>, token: Token) {
-        let missing = {
-            let state = attempt.state();
-            state.nodes_where(|at| !matches!(at, AtNode::Granted(_)))
-        };
+        let has_or_asks = |at: &AtNode| matches!(at, AtNode::Granted(_) | AtNode::Requested);
+        let missing = attempt.state().nodes_where(|at| !has_or_asks(at));
         for node in missing.into_iter().filter(|node| self.nodes.is_usable(*node)) {
             let (core, attempt) = (self.clone(), attempt.clone());
             self.nodes.spawn(async move { core.reacquire_at(&attempt, node, token).await });
@@ -169,18 +152,18 @@ impl RedlockCore {
 
     async fn reacquire_at(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, token: Token) {
         let claim = attempt.with_floor(token);
-        let answer = self.nodes.all[node].engine.acquire(&claim, Wait::No).await;
-        let keep = matches!(&answer, Ok(Some(grant)) if counts(grant.token, token));
-        let over = {
+        let reply = self.nodes.all[node].engine.acquire(&claim, Wait::No).await;
+        let is_kept = matches!(&reply, Ok(Some(grant)) if counts(grant.token, token));
+        let has_ended = {
             let mut state = attempt.state();
-            let over = state.phase() != AttemptPhase::Held(token);
-            if !over && !matches!(state.at(node), AtNode::Granted(_)) {
-                state.on_reply(node, &answer);
+            let has_ended = state.phase() != AttemptPhase::Held(token);
+            if !has_ended && !matches!(state.at(node), AtNode::Granted(_)) {
+                state.on_reply(node, &reply);
             }
-            over
+            has_ended
         };
-        let something = !matches!(answer, Ok(None));
-        if (over && something) || (matches!(answer, Ok(Some(_))) && !keep) {
+        let may_hold = !matches!(reply, Ok(None));
+        if (has_ended && may_hold) || (matches!(reply, Ok(Some(_))) && !is_kept) {
             self.release_at(attempt, node).await;
         }
     }

@@ -15,31 +15,32 @@ use crate::engine::{Claim, Grant, Wait};
 use crate::error::{Error, Result};
 use crate::token::Token;
 
-/// The pauses before nodes that another holds are asked again, while the door is ours.
+/// The first and the longest pause before nodes that refused are asked again by an attempt that
+/// holds the entry node.
 const REFUSED_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
-/// One that does not wait still lets whoever lost at the same time give back.
+/// How long an attempt that does not wait gives others, which lost at the same time, to release.
 const MIN_RETRY: Duration = Duration::from_millis(5);
 
-/// What came of an attempt.
+/// The outcome of an attempt.
 pub(super) enum RoundOutcome {
     Won(Grant),
-    /// Somebody else has it.
+    /// Another claim holds the lock.
     Busy,
     Failed(Error),
 }
 
-/// An attempt under way.
+/// An attempt and its requests.
 pub(super) struct AttemptRound<'a> {
     core: &'a Arc<RedlockCore>,
     attempt: &'a Arc<Attempt>,
     wait: Wait,
     pub(super) pending: PendingAcquires,
-    began: Moment,
-    /// The node where everybody queues; the first if none is worth asking.
+    started: Moment,
+    /// The entry node; the first node if none is usable.
     pub(super) entry: usize,
-    /// Why nodes did not answer, if one said so.
+    /// Why nodes did not reply: the first error.
     first_error: Option<Error>,
-    /// What those said who refuse this name, or this client, and will again.
+    /// The errors of nodes that reject this name, or this client, and will reject it again.
     refusals: Vec<Error>,
 }
 
@@ -47,38 +48,39 @@ impl<'a> AttemptRound<'a> {
     pub(super) fn new(core: &'a Arc<RedlockCore>, attempt: &'a Arc<Attempt>, wait: Wait) -> Self {
         let entry = core.nodes.entry_node().unwrap_or_default();
         {
-            // What was asked for before this round, of a node that is left out now, is not waited
-            // for.
+            // Earlier requests to nodes that are excluded by now are not waited for.
             let mut state = attempt.state();
-            let asked = state.nodes_where(|at| *at == AtNode::Requested);
-            let out = asked.into_iter().filter(|node| !core.nodes.is_usable(*node));
-            out.for_each(|node| state.set(node, AtNode::Unknown));
+            let requested = state.nodes_where(|at| *at == AtNode::Requested);
+            let excluded = requested.into_iter().filter(|node| !core.nodes.is_usable(*node));
+            excluded.for_each(|node| state.set(node, AtNode::Unknown));
         }
-        let (pending, began) = (PendingAcquires::new(), core.clock.now());
-        Self { core, attempt, wait, pending, began, entry, first_error: None, refusals: Vec::new() }
+        let (pending, started) = (PendingAcquires::new(), core.clock.now());
+        let (first_error, refusals) = (None, Vec::new());
+        Self { core, attempt, wait, pending, started, entry, first_error, refusals }
     }
 
-    /// All nodes at once, and nobody waits: one round trip, in the usual case.
+    /// Asks all nodes at once, without waiting in a queue: usually one round trip.
     pub(super) async fn at_all_nodes(&mut self) -> RoundOutcome {
         let proposal = self.core.propose_token();
-        self.ask(proposal, |_| true);
+        self.request_where(proposal, |_| true);
         self.decide(proposal, true).await
     }
 
-    /// Asks those of the nodes that are worth it, of which nobody waits.
-    fn ask(&mut self, floor: Token, which: impl Fn(usize) -> bool) {
+    /// Sends requests that do not wait to usable nodes.
+    fn request_where(&mut self, floor: Token, is_asked: impl Fn(usize) -> bool) {
         let nodes = self.core.nodes.usable();
-        for node in nodes.into_iter().filter(|node| which(*node)) {
-            self.pending.push(self.core.ask(self.attempt, node, floor, Wait::No));
+        for node in nodes.into_iter().filter(|node| is_asked(*node)) {
+            self.pending.push(self.core.request_at(self.attempt, node, floor, Wait::No));
         }
     }
 
-    /// Whether a release of this client has taken it along to the entry, and nowhere else.
+    /// Whether a release of this client has enqueued the claim at the entry node, and nowhere else.
     pub(super) fn is_queued_at_entry_node(&self) -> bool {
         self.attempt.state().nodes_where(|at| *at != AtNode::Nothing) == [self.entry]
     }
 
-    /// Waits at the entry; then takes the others, which nobody else asks for who came through it.
+    /// Queues at the entry node. Once granted there, it asks the others, for which no other claim
+    /// that queued competes.
     pub(super) async fn via_entry_node(&mut self) -> RoundOutcome {
         let proposal = self.core.propose_token();
         let entry = self.entry;
@@ -86,105 +88,104 @@ impl<'a> AttemptRound<'a> {
             return self.failure();
         }
         if !self.holds_entry_node() {
-            let answer = match self.wait_at_entry_node(proposal).await {
-                Some(answer) => answer,
+            let reply = match self.wait_at_entry_node(proposal).await {
+                Some(reply) => reply,
                 None => return self.around_entry_node(proposal).await,
             };
-            self.on_reply(entry, answer);
+            self.on_reply(entry, reply);
         }
         let at = self.attempt.state().at(entry).clone();
-        let lifted = match at {
+        let floor = match at {
             AtNode::Granted(grant) => grant.token,
             AtNode::Refused => return RoundOutcome::Busy,
             _ if !self.refusals.is_empty() => return self.around_entry_node(proposal).await,
             _ => return self.failure(),
         };
-        self.began = self.core.clock.now();
-        self.ask(lifted, |node| node != entry);
-        self.decide(lifted, true).await
+        self.started = self.core.clock.now();
+        self.request_where(floor, |node| node != entry);
+        self.decide(floor, true).await
     }
 
-    /// Whether a release of this client has got it the entry already.
+    /// Whether a release of this client has got it the entry node already.
     fn holds_entry_node(&self) -> bool {
         let now = self.core.clock.now();
-        matches!(self.attempt.state().at(self.entry), AtNode::Granted(grant) if grant.valid_until > now)
+        let state = self.attempt.state();
+        matches!(state.at(self.entry), AtNode::Granted(grant) if grant.valid_until > now)
     }
 
-    /// What the entry answers in the end; nothing if something is stuck there.
+    /// The reply of the entry node; `None` if something is stuck there.
     async fn wait_at_entry_node(&mut self, proposal: Token) -> Option<Result<Option<Grant>>> {
         let entry = self.entry;
-        self.pending.push(self.core.ask(self.attempt, entry, proposal, self.wait));
-        let mut look_elsewhere = self.began + self.attempt.claim.ttl;
+        self.pending.push(self.core.request_at(self.attempt, entry, proposal, self.wait));
+        let mut check_others_at = self.started + self.attempt.claim.ttl;
         let mut stuck = None;
         let mut exclusions = self.core.nodes.all[entry].exclusions();
-        let _watched = self.core.nodes.monitor(entry);
+        let _monitored = self.core.nodes.monitor(entry);
         loop {
             tokio::select! {
                 biased;
-                Some((_, answer)) = self.pending.next() => return Some(answer),
+                Some((_, reply)) = self.pending.next() => return Some(reply),
                 () = exclusions.next() => {
                     self.pending.clear();
                     let what = "the node where it queued does not answer any more".to_owned();
                     return Some(Err(unreachable_error(what, true)));
                 }
-                () = self.core.clock.sleep_until(look_elsewhere) => {
+                () = self.core.clock.sleep_until(check_others_at) => {
                     let Claim { name, ttl, .. } = &self.attempt.claim;
                     let seen = self.core.stuck_holders(name, entry).await;
                     let before = std::mem::replace(&mut stuck, seen);
                     if stuck.is_some() && stuck == before {
                         return None;
                     }
-                    // Or it is just being handed over: then the entry looks different soon.
+                    // It may just be handed over: then the entry node shows another holder soon.
                     let pause = if stuck.is_some() { self.core.quorum_timeout(*ttl) } else { *ttl };
-                    look_elsewhere = self.core.clock.now() + pause;
+                    check_others_at = self.core.clock.now() + pause;
                 }
             }
         }
     }
 
-    /// All but the entry, where nothing is to be left.
+    /// Asks all nodes but the entry node, where nothing is to be left.
     async fn around_entry_node(&mut self, proposal: Token) -> RoundOutcome {
         let entry = self.entry;
-        self.began = self.core.clock.now();
+        self.started = self.core.clock.now();
         self.pending.clear();
         self.attempt.state().set(entry, AtNode::Unknown);
         self.core.release_in_background(self.attempt, entry);
-        self.ask(proposal, |node| node != entry);
+        self.request_where(proposal, |node| node != entry);
         self.decide(proposal, false).await
     }
 
-    /// Collects the answers until they are enough.
+    /// Collects replies until they decide the attempt.
     async fn decide(&mut self, proposal: Token, respects_entry_node: bool) -> RoundOutcome {
         let core = self.core;
         let ttl = self.attempt.claim.ttl;
-        let (mut asked, mut retry_until, mut silent_are_out) = (self.began, None, false);
+        let (mut asked, mut retry_until, mut silent_excluded) = (self.started, None, false);
         let (mut pause, mut ask_again) = (REFUSED_PAUSES.0, Moment::NEVER);
         loop {
-            let (verdict, entry, answers) = {
+            let (verdict, entry, replies) = {
                 let state = self.attempt.state();
                 let verdict = state.verdict(core.nodes.quorum);
                 (verdict, state.at(self.entry).clone(), state.replies())
             };
+            let entry_refused = respects_entry_node && entry == AtNode::Refused;
             let now = core.clock.now();
-            let enough = answers >= core.nodes.quorum;
-            let limit =
-                asked + if enough { core.node_timeout(ttl) } else { core.quorum_timeout(ttl) };
+            let limit = asked
+                + match replies >= core.nodes.quorum {
+                    true => core.node_timeout(ttl),
+                    false => core.quorum_timeout(ttl),
+                };
             let limit = match self.wait {
                 Wait::Until(deadline) => limit.min(deadline.max(asked + core.node_timeout(ttl))),
                 Wait::No | Wait::Forever => limit,
             };
             match verdict {
-                Verdict::Won(_) if respects_entry_node && entry == AtNode::Refused => {
-                    return RoundOutcome::Busy;
-                }
-                // Nobody gets past those who queue: the entry must have its say, in its time.
+                Verdict::Won(_) | Verdict::Raise(_) if entry_refused => return RoundOutcome::Busy,
+                // No claim overtakes those that queue: the entry node must reply, within its time.
                 Verdict::Won(_) if respects_entry_node && entry == AtNode::Requested => {}
                 Verdict::Won(token) => return self.won(token),
-                Verdict::Raise(_) if respects_entry_node && entry == AtNode::Refused => {
-                    return RoundOutcome::Busy;
-                }
                 Verdict::Raise(token) => return self.raise(token).await,
-                // Who has the entry waits for the others: they come free, and nobody else gets them.
+                // With the entry node held, the others become free and no other claim gets them.
                 Verdict::Lost
                     if matches!(entry, AtNode::Granted(_)) && ask_again == Moment::NEVER =>
                 {
@@ -199,28 +200,28 @@ impl<'a> AttemptRound<'a> {
                 Verdict::Lost | Verdict::Open => {}
             }
             tokio::select! {
-                // What was answered counts, although this client looks only after the time.
+                // A reply that has arrived counts, even if it is read after the limit.
                 biased;
-                Some((node, answer)) = self.pending.next() => self.on_reply(node, answer),
-                () = core.clock.sleep_until(limit), if !silent_are_out => {
-                    silent_are_out = true;
+                Some((node, reply)) = self.pending.next() => self.on_reply(node, reply),
+                () = core.clock.sleep_until(limit), if !silent_excluded => {
+                    silent_excluded = true;
                     self.exclude_silent();
                 }
                 () = core.clock.sleep_until(ask_again) => {
-                    (asked, ask_again, silent_are_out) = (core.clock.now(), Moment::NEVER, false);
+                    (asked, ask_again, silent_excluded) = (core.clock.now(), Moment::NEVER, false);
                     self.request_refused_again(proposal);
                 }
             }
         }
     }
 
-    fn on_reply(&mut self, node: usize, answer: Result<Option<Grant>>) {
-        self.attempt.state().on_reply(node, &answer);
-        if let Ok(Some(grant)) = &answer {
-            // Else a node whose fence is ahead would stay ahead, and never count.
+    fn on_reply(&mut self, node: usize, reply: Result<Option<Grant>>) {
+        self.attempt.state().on_reply(node, &reply);
+        if let Ok(Some(grant)) = &reply {
+            // Otherwise a node whose fence is ahead would stay ahead, and never count.
             self.core.observe_token(grant.token);
         }
-        match answer {
+        match reply {
             Ok(_) => self.core.nodes.on_reply(node),
             Err(error @ Error::Unreachable { retryable: false, .. }) => self.refusals.push(error),
             Err(error) => {
@@ -241,16 +242,17 @@ impl<'a> AttemptRound<'a> {
     }
 
     fn request_refused_again(&mut self, proposal: Token) {
-        let busy = self.attempt.state().nodes_where(|at| *at == AtNode::Refused);
-        self.ask(proposal, |node| busy.contains(&node));
+        let refused = self.attempt.state().nodes_where(|at| *at == AtNode::Refused);
+        self.request_where(proposal, |node| refused.contains(&node));
     }
 
-    /// Until when the others are asked again. The lease at the entry must last beyond it.
+    /// Until when nodes that refused are asked again. The lease at the entry node must last longer.
     fn retry_until(&self, now: Moment) -> Moment {
         let ttl = self.attempt.claim.ttl;
         match self.wait {
             Wait::No => {
-                now + (now.saturating_duration_since(self.began) * 4).max(MIN_RETRY).min(ttl / 6)
+                let so_far = now.saturating_duration_since(self.started);
+                now + (so_far * 4).max(MIN_RETRY).min(ttl / 6)
             }
             wait => {
                 let entry_lease_end = match self.attempt.state().at(self.entry) {
@@ -262,7 +264,7 @@ impl<'a> AttemptRound<'a> {
         }
     }
 
-    /// Whether enough nodes answer at all.
+    /// Whether enough nodes reply at all.
     fn could_be_won(&self) -> bool {
         self.first_error.as_ref().is_none_or(Error::is_retryable)
             && self.attempt.state().reachable() >= self.core.nodes.quorum
@@ -282,19 +284,19 @@ impl<'a> AttemptRound<'a> {
                 (node, core.nodes.all[node].engine.raise(&attempt.claim, &grant, token).await)
             })
             .collect();
-        let limit = self.core.clock.now() + self.core.quorum_timeout(self.attempt.claim.ttl);
+        let limit = core.clock.now() + core.quorum_timeout(attempt.claim.ttl);
         loop {
-            let next = self.core.clock.timeout_at(limit, raises.next()).await;
+            let next = core.clock.timeout_at(limit, raises.next()).await;
             let Some((node, raised)) = next.flatten() else { break };
-            // One that was not lifted is not ours by this token, whatever it was before.
+            // A node that was not lifted does not hold by this token, whatever it held by before.
             let at = raised.map_or(AtNode::Unknown, AtNode::Granted);
-            self.attempt.state().set(node, at);
+            attempt.state().set(node, at);
         }
         let owners = {
-            let state = self.attempt.state();
+            let state = attempt.state();
             state.granted().filter(|(_, grant)| grant.token == token).count()
         };
-        match owners >= self.core.nodes.quorum {
+        match owners >= core.nodes.quorum {
             true => self.won(token),
             false => self.failure(),
         }
@@ -305,10 +307,8 @@ impl<'a> AttemptRound<'a> {
         core.observe_token(token);
         let grant = self.attempt.grant(token, core.nodes.quorum);
         if grant.valid_until <= core.clock.now() {
-            return RoundOutcome::Failed(unreachable_error(
-                "the nodes answered too late".to_owned(),
-                true,
-            ));
+            let what = "the nodes answered too late".to_owned();
+            return RoundOutcome::Failed(unreachable_error(what, true));
         }
         if !self.attempt.state().hold(token) {
             let name = self.attempt.claim.name.clone();
@@ -317,22 +317,22 @@ impl<'a> AttemptRound<'a> {
         RoundOutcome::Won(grant)
     }
 
-    /// Busy, or too few answered.
+    /// Busy, or too few replies.
     fn failure(&mut self) -> RoundOutcome {
         let (quorum, all) = (self.core.nodes.quorum, self.core.nodes.all.len());
-        // Decided before all have answered, perhaps: one that says no can be enough.
-        let answers = self.attempt.state().reachable();
+        // It may be decided before all have replied: one refusal can be enough.
+        let reachable = self.attempt.state().reachable();
         match self.first_error.take() {
             Some(error) if !matches!(error, Error::Unreachable { .. }) => {
                 RoundOutcome::Failed(error)
             }
-            _ if answers >= quorum => RoundOutcome::Busy,
+            _ if reachable >= quorum => RoundOutcome::Busy,
             _ if self.refusals.len() > all - quorum => {
                 RoundOutcome::Failed(self.refusals.swap_remove(0))
             }
-            first_error => {
-                let first_error = first_error.or_else(|| self.refusals.pop());
-                RoundOutcome::Failed(self.core.nodes.too_few_replies(answers, first_error))
+            error => {
+                let error = error.or_else(|| self.refusals.pop());
+                RoundOutcome::Failed(self.core.nodes.too_few_replies(reachable, error))
             }
         }
     }
