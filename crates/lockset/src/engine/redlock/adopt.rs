@@ -12,9 +12,9 @@ use crate::engine::{Claim, Grant};
 use crate::error::{Error, LossReason, Result};
 
 impl RedlockCore {
-    /// Passes a lock on at every node that has it, of which a quorum must agree. At each node the
-    /// first successor wins, and two quorums share a node: so one ticket has one successor at most.
-    /// For the tokens nothing changes: whoever owned this one owns it on, under another id.
+    /// Passes a lock on at every node that has it; a quorum must agree. At each node the first
+    /// successor wins, and two quorums share a node: so a ticket has at most one successor. For the
+    /// tokens nothing changes: the token has the same owner under another id.
     pub(super) async fn adopt(
         self: &Arc<Self>,
         claim: &Claim,
@@ -28,7 +28,8 @@ impl RedlockCore {
         if next.state().phase() == AttemptPhase::Held(token) {
             return Ok(next.grant(token, self.nodes.quorum));
         }
-        // Noted before it is looked whether it was withdrawn: a withdrawal does the reverse.
+        // Recorded before the check whether it was withdrawn; `withdraw` does the reverse, so one
+        // of the two sees the other.
         let granted: Vec<(usize, Grant)> = {
             let state = attempt.state();
             state.granted().map(|(node, grant)| (node, grant.clone())).collect()
@@ -38,7 +39,7 @@ impl RedlockCore {
         if self.is_withdrawn(successor.id) {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
-        let mut answers: FuturesUnordered<_> = granted
+        let mut pending: FuturesUnordered<_> = granted
             .into_iter()
             .map(|(node, grant)| {
                 let engine = self.nodes.all[node].engine.clone();
@@ -46,32 +47,32 @@ impl RedlockCore {
                 async move { (node, engine.adopt(&attempt.claim, &grant, &next.claim).await) }
             })
             .collect();
-        let began = self.clock.now();
-        let (mut yes, mut gone) = (0, 0);
+        let started = self.clock.now();
+        let (mut adopted, mut lost_at) = (0, 0);
         loop {
-            let enough = yes >= self.nodes.quorum;
-            let retry_until = match enough {
+            let enough = adopted >= self.nodes.quorum;
+            let timeout = match enough {
                 true => self.node_timeout(claim.ttl),
                 false => self.quorum_timeout(claim.ttl),
             };
-            let answer = self.clock.timeout_at(began + retry_until, answers.next()).await;
-            let Some((node, answer)) = answer.flatten() else { break };
-            yes += usize::from(answer.as_ref().is_ok_and(|grant| counts(grant.token, token)));
-            gone += usize::from(matches!(answer, Err(Error::Lost { .. })));
+            let reply = self.clock.timeout_at(started + timeout, pending.next()).await;
+            let Some((node, reply)) = reply.flatten() else { break };
+            adopted += usize::from(reply.as_ref().is_ok_and(|grant| counts(grant.token, token)));
+            lost_at += usize::from(matches!(reply, Err(Error::Lost { .. })));
             next.state().set(
                 node,
-                match answer {
+                match reply {
                     Ok(grant) => AtNode::Granted(grant),
                     Err(Error::Lost { .. }) => AtNode::Refused,
                     Err(_) => AtNode::Unknown,
                 },
             );
         }
-        if yes < self.nodes.quorum {
-            // What it has got is withdrawn with it, unless it asks again.
+        if adopted < self.nodes.quorum {
+            // What the successor got is withdrawn with it, unless it is repeated.
             let all = self.nodes.all.len();
-            let what = format!("{yes} of {all} nodes passed `{}` on", claim.name);
-            let is_lost = had - gone < self.nodes.quorum;
+            let what = format!("{adopted} of {all} nodes passed `{}` on", claim.name);
+            let is_lost = had - lost_at < self.nodes.quorum;
             return Err(if is_lost { lost() } else { unreachable_error(what, true) });
         }
         self.forget(&attempt);

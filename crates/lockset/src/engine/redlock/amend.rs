@@ -11,6 +11,8 @@ use crate::engine::{Amend, Claim, Grant};
 use crate::error::{Error, LossReason, Result};
 
 impl RedlockCore {
+    /// Changes the lock at the usable nodes that have it, or at all that have it if those are too
+    /// few. A quorum must agree.
     pub(super) async fn amend(
         self: &Arc<Self>,
         claim: &Claim,
@@ -21,14 +23,14 @@ impl RedlockCore {
         let (attempt, token) = self.held_attempt(claim, grant).ok_or_else(lost)?;
         let granted: Vec<_> = {
             let state = attempt.state();
-            let is_well = |node: usize| self.nodes.is_usable(node);
-            let well = state.granted().filter(|(node, _)| is_well(*node)).count();
-            let enough = well >= self.nodes.quorum;
-            let granted = state.granted().filter(|(node, _)| !enough || is_well(*node));
+            let is_usable = |node: usize| self.nodes.is_usable(node);
+            let usable = state.granted().filter(|(node, _)| is_usable(*node)).count();
+            let enough = usable >= self.nodes.quorum;
+            let granted = state.granted().filter(|(node, _)| !enough || is_usable(*node));
             granted.map(|(node, grant)| (node, grant.clone())).collect()
         };
         let mut silent: Vec<usize> = granted.iter().map(|(node, _)| *node).collect();
-        let mut answers: FuturesUnordered<_> = granted
+        let mut pending: FuturesUnordered<_> = granted
             .into_iter()
             .map(|(node, grant)| {
                 let (engine, attempt) = (self.nodes.all[node].engine.clone(), attempt.clone());
@@ -36,24 +38,24 @@ impl RedlockCore {
                 async move { (node, engine.amend(&attempt.claim, &grant, to).await) }
             })
             .collect();
-        let began = self.clock.now();
-        let (mut yes, mut gone) = (0, 0);
+        let started = self.clock.now();
+        let (mut amended, mut lost_at) = (0, 0);
         loop {
-            let enough = yes >= self.nodes.quorum;
-            let retry_until = match enough {
+            let enough = amended >= self.nodes.quorum;
+            let timeout = match enough {
                 true => self.node_timeout(claim.ttl),
                 false => self.quorum_timeout(claim.ttl),
             };
-            let next = self.clock.timeout_at(began + retry_until, answers.next()).await;
-            let Some((node, answer)) = next.flatten() else { break };
+            let next = self.clock.timeout_at(started + timeout, pending.next()).await;
+            let Some((node, reply)) = next.flatten() else { break };
             silent.retain(|other| *other != node);
-            yes += usize::from(answer.is_ok());
-            gone += usize::from(matches!(answer, Err(Error::Lost { .. })));
+            amended += usize::from(reply.is_ok());
+            lost_at += usize::from(matches!(reply, Err(Error::Lost { .. })));
         }
         silent.into_iter().for_each(|node| self.nodes.exclude(node));
         match () {
-            () if yes >= self.nodes.quorum => Ok(attempt.grant(token, self.nodes.quorum)),
-            () if gone > self.nodes.all.len() - self.nodes.quorum => Err(lost()),
+            () if amended >= self.nodes.quorum => Ok(attempt.grant(token, self.nodes.quorum)),
+            () if lost_at > self.nodes.all.len() - self.nodes.quorum => Err(lost()),
             () => Err(unreachable_error("too few nodes answered".to_owned(), true)),
         }
     }

@@ -1,4 +1,4 @@
-//! One attempt at a lock: what each node has answered, and what follows from it. No requests here.
+//! One attempt at a lock: what each node replied, and what follows from it. No requests here.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -8,11 +8,11 @@ use crate::error::{LossReason, Result};
 use crate::sync;
 use crate::token::Token;
 
-/// The version of what a grant's key says.
+/// The version of the format of a grant's key.
 const KEY_VERSION: u8 = 1;
 
-/// The claim that an attempt belongs to. Every attempt has an id of its own, because a late request
-/// of one must never count for another: the last byte counts them.
+/// The claim that an attempt belongs to. Every attempt has an id of its own, whose last byte is its
+/// number, because a late request of one attempt must never count for another.
 pub(super) fn claim_of(attempt: ClaimId) -> ClaimId {
     ClaimId::from_bits(attempt.to_bits() & !0xff)
 }
@@ -22,9 +22,9 @@ pub(super) fn attempt_id(claim: ClaimId, number: u8) -> ClaimId {
     ClaimId::from_bits(claim.to_bits() | u128::from(number))
 }
 
-/// Whether a node's own value counts for a holder of `token`. A greater one by more than one may
-/// have come after somebody else's newer token: such a node is kept and given back, but proves
-/// nothing. One more says that the fence there was the token itself until just before.
+/// Whether a node's own value counts for a holder of `token`. `token + 1` proves that the fence
+/// there was the token itself until just before. A greater value may have come after a newer token
+/// of another claim: such a node is kept and released, but proves nothing.
 pub(super) fn counts(value: Token, token: Token) -> bool {
     value.get() <= token.get().saturating_add(1)
 }
@@ -41,27 +41,27 @@ pub(super) struct Attempt {
 pub(super) struct AttemptState {
     at: Vec<AtNode>,
     phase: AttemptPhase,
-    /// The nodes that have been asked to refuse renewals, and those of which nothing is known.
+    /// Bit sets of the nodes that refuse renewals, and of those whose state is in doubt.
     revoked: u64,
     in_doubt: u64,
 }
 
-/// How an attempt stands at one node.
+/// The state of an attempt at one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AtNode {
-    /// Nothing of it is there.
+    /// It has nothing there.
     Nothing,
-    /// It was asked for, and the answer may still come.
+    /// The lock was requested, and the reply may still come.
     Requested,
     /// It holds the lock there.
     Granted(Grant),
-    /// Another holds the lock there, or it was lost.
+    /// Another claim holds the lock there, or it was lost.
     Refused,
-    /// Something of it may be there.
+    /// It may have something there.
     Unknown,
 }
 
-/// What became of an attempt as a whole.
+/// The phase of an attempt as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AttemptPhase {
     Open,
@@ -69,14 +69,14 @@ pub(super) enum AttemptPhase {
     Ended,
 }
 
-/// What the answers so far come to.
+/// What follows from the replies so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// A quorum granted this very value.
+    /// A quorum granted this value.
     Won(Token),
-    /// A quorum granted, by different values: this is the greatest.
+    /// A quorum granted different values; this is the greatest.
     Raise(Token),
-    /// A quorum cannot be reached by the answers that may still come.
+    /// The replies that may still come cannot make a quorum.
     Lost,
     Open,
 }
@@ -88,8 +88,8 @@ impl Attempt {
         Self { claim, state: Mutex::new(state) }
     }
 
-    /// The attempt that a grant's key tells of, as another process has it. What it does not tell
-    /// is unknown.
+    /// The attempt that a grant's key describes, for a process that attaches a ticket. Nodes that
+    /// the key does not mention are unknown.
     pub(super) fn from_key(claim: &Claim, grant: &Grant, nodes: usize) -> Option<Self> {
         let (version, rest) = grant.key.split_first()?;
         let (number, tokens) = rest.split_first()?;
@@ -116,7 +116,7 @@ impl Attempt {
         Some(Self { claim: Claim { id, ..claim.clone() }, state: Mutex::new(state) })
     }
 
-    /// The claim as it asks a node for a value of at least this.
+    /// The claim as it requests a value of at least `floor` from a node.
     pub(super) fn with_floor(&self, floor: Token) -> Claim {
         Claim { floor: Some(floor), ..self.claim.clone() }
     }
@@ -125,7 +125,7 @@ impl Attempt {
         sync::lock(&self.state)
     }
 
-    /// Whether it was held, and so long ago that nothing of it is left anywhere.
+    /// Whether it was held, and its last lease ended more than a ttl ago.
     pub(super) fn is_expired(&self, now: Moment) -> bool {
         let state = self.state();
         let last = state.granted().map(|(_, grant)| grant.valid_until).max();
@@ -133,7 +133,7 @@ impl Attempt {
         is_over && matches!(state.phase, AttemptPhase::Held(_))
     }
 
-    /// Whether its lease at this node is much shorter than elsewhere: a first one.
+    /// Whether its lease at this node is much shorter than elsewhere: a first lease.
     pub(super) fn has_first_lease_at(&self, node: usize) -> bool {
         let state = self.state();
         let latest = state.granted().map(|(_, grant)| grant.valid_until).max();
@@ -141,7 +141,7 @@ impl Attempt {
         grant.valid_until + self.claim.ttl / 4 < latest
     }
 
-    /// The grant of the whole: by this token, for as long as a quorum of the nodes keeps it.
+    /// The grant over all nodes: with this token, valid as long as a quorum keeps it.
     pub(super) fn grant(&self, token: Token, quorum: usize) -> Grant {
         let state = self.state();
         let mut key = vec![KEY_VERSION, self.claim.id.to_bits() as u8];
@@ -165,11 +165,11 @@ impl AttemptState {
         self.at[node] = at;
     }
 
-    /// Notes the answer to a request for the lock. What is not an answer leaves it unknown.
-    pub(super) fn on_reply(&mut self, node: usize, answer: &Result<Option<Grant>>) {
+    /// Records the reply to a request for the lock. After an error the state is unknown.
+    pub(super) fn on_reply(&mut self, node: usize, reply: &Result<Option<Grant>>) {
         self.set(
             node,
-            match answer {
+            match reply {
                 Ok(Some(grant)) => AtNode::Granted(grant.clone()),
                 Ok(None) => AtNode::Refused,
                 Err(_) => AtNode::Unknown,
@@ -181,12 +181,12 @@ impl AttemptState {
         self.phase
     }
 
-    /// It is over, from now on; what it was before.
+    /// Ends it, and returns the phase before.
     pub(super) fn end(&mut self) -> AttemptPhase {
         std::mem::replace(&mut self.phase, AttemptPhase::Ended)
     }
 
-    /// It is held, unless it was withdrawn meanwhile.
+    /// Makes it held, unless it has ended meanwhile; returns whether it is.
     pub(super) fn hold(&mut self, token: Token) -> bool {
         let open = self.phase == AttemptPhase::Open;
         if open {
@@ -195,7 +195,7 @@ impl AttemptState {
         open
     }
 
-    /// The nodes where it holds, and how.
+    /// The nodes where it holds, and their grants.
     pub(super) fn granted(&self) -> impl Iterator<Item = (usize, &Grant)> {
         self.at.iter().enumerate().filter_map(|(node, at)| match at {
             AtNode::Granted(grant) => Some((node, grant)),
@@ -203,9 +203,9 @@ impl AttemptState {
         })
     }
 
-    /// The nodes at which it stands like this.
-    pub(super) fn nodes_where(&self, like: impl Fn(&AtNode) -> bool) -> Vec<usize> {
-        (0..self.at.len()).filter(|node| like(&self.at[*node])).collect()
+    /// The nodes where its state is as given.
+    pub(super) fn nodes_where(&self, is: impl Fn(&AtNode) -> bool) -> Vec<usize> {
+        (0..self.at.len()).filter(|node| is(&self.at[*node])).collect()
     }
 
     pub(super) fn verdict(&self, quorum: usize) -> Verdict {
@@ -221,17 +221,17 @@ impl AttemptState {
         }
     }
 
-    /// How many nodes said yes or no.
+    /// The number of nodes that granted or refused.
     pub(super) fn replies(&self) -> usize {
         self.nodes_where(|at| matches!(at, AtNode::Granted(_) | AtNode::Refused)).len()
     }
 
-    /// How many nodes said yes or no, or still may in their time.
+    /// The number of nodes that granted or refused, or may still do so in time.
     pub(super) fn reachable(&self) -> usize {
         self.replies() + self.nodes_where(|at| *at == AtNode::Requested).len()
     }
 
-    /// Until when a quorum of the nodes keeps it: the quorum-th greatest of their own ends.
+    /// Until when a quorum keeps it: the quorum-th greatest end of the leases that count.
     pub(super) fn valid_until(&self, token: Token, quorum: usize) -> Moment {
         let counted = self.granted().filter(|(_, grant)| counts(grant.token, token));
         let mut ends: Vec<Moment> = counted.map(|(_, grant)| grant.valid_until).collect();
@@ -239,7 +239,7 @@ impl AttemptState {
         ends.get(quorum - 1).copied().unwrap_or(Moment::from_nanos(0))
     }
 
-    /// The nodes that may still keep it, and count.
+    /// The nodes that may still hold it, and count.
     pub(super) fn possible_nodes(&self, token: Token) -> Vec<usize> {
         self.nodes_where(|at| match at {
             AtNode::Granted(grant) => counts(grant.token, token),
@@ -248,8 +248,8 @@ impl AttemptState {
         })
     }
 
-    /// A node tells that it has taken the lock away, or will not renew it. Why the whole is lost,
-    /// if it is.
+    /// A node reports that it has taken the lock away, or will not renew it. Returns why the lock as
+    /// a whole is lost, if it is.
     pub(super) fn on_lost(
         &mut self,
         node: usize,
@@ -261,19 +261,19 @@ impl AttemptState {
             _ => self.set(node, AtNode::Refused),
         }
         let AttemptPhase::Held(token) = self.phase else { return None };
-        let stands = |node: &usize| self.revoked & (1 << node) == 0;
-        let standing = self.possible_nodes(token).into_iter().filter(stands).count();
-        (standing < quorum).then_some(why)
+        let is_unrevoked = |node: &usize| self.revoked & (1 << node) == 0;
+        let possible = self.possible_nodes(token).into_iter().filter(is_unrevoked).count();
+        (possible < quorum).then_some(why)
     }
 
-    /// A node cannot be asked at the moment. Whether too few are left to be sure.
+    /// A node cannot be reached now. Returns whether fewer than a quorum are beyond doubt.
     pub(super) fn on_doubt(&mut self, node: usize, quorum: usize) -> bool {
         self.in_doubt |= 1 << node;
         let AttemptPhase::Held(token) = self.phase else { return false };
-        let sure = self
+        let certain = self
             .granted()
             .filter(|(node, grant)| self.in_doubt & (1 << node) == 0 && counts(grant.token, token));
-        sure.count() < quorum
+        certain.count() < quorum
     }
 }
 
@@ -291,7 +291,7 @@ mod tests {
         AtNode::Granted(Grant { token: Token::new(token), valid_until, key: Vec::new() })
     }
 
-    /// The verdict of five nodes that stand like this.
+    /// The verdict of five nodes in these states.
     fn verdict(at: [AtNode; 5]) -> Verdict {
         let attempt = Attempt::new(claim(), 5);
         at.into_iter().enumerate().for_each(|(node, at)| attempt.state().set(node, at));
@@ -319,7 +319,7 @@ mod tests {
         }
         let token = Token::new(7);
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(20));
-        // One more says that the fence was the token; two more may hide somebody else's.
+        // `token + 1` proves that the fence was the token; `token + 2` may hide a newer token.
         attempt.state().set(4, granted(8, 40));
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(20));
         attempt.state().set(4, granted(9, 40));
@@ -334,7 +334,7 @@ mod tests {
         let second = 1_000_000_000;
         (0..3).for_each(|node| attempt.state().set(node, granted(7, 10 * second)));
         let give_up_at = |secs: u64| attempt.is_expired(Moment::from_nanos(secs * second));
-        assert!(!give_up_at(100), "somebody still asks for it");
+        assert!(!give_up_at(100), "it is still being acquired");
         assert!(attempt.state().hold(Token::new(7)));
         assert!(!give_up_at(11));
         assert!(give_up_at(12));

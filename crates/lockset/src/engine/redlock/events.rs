@@ -7,7 +7,7 @@ use super::attempt::claim_of;
 use crate::engine::Event;
 
 impl RedlockCore {
-    /// Hears what the nodes have to tell, and tells what follows for the whole.
+    /// Handles an event of a node, and reports what follows for the lock as a whole.
     pub(super) fn on_event(self: &Arc<Self>, node: usize, event: Event) {
         let (id, why) = match event {
             Event::Lost(id, why) => (id, Some(why)),
@@ -16,16 +16,16 @@ impl RedlockCore {
         let attempt = self.attempt_of(claim_of(id)).filter(|attempt| attempt.claim.id == id);
         let Some(attempt) = attempt else { return };
         let quorum = self.nodes.quorum;
-        let told = match why {
+        let event = match why {
             Some(why) => {
                 let lost = attempt.state().on_lost(node, why, quorum);
                 lost.map(|why| Event::Lost(claim_of(id), why))
             }
             None => attempt.state().on_doubt(node, quorum).then(|| Event::Doubt(claim_of(id))),
         };
-        if let Some(signal) = told {
-            // Nobody listens any more after the keeper has ended.
-            let _ = self.events_sender.send(signal);
+        if let Some(event) = event {
+            // It fails only after the keeper has ended.
+            let _ = self.events_sender.send(event);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the nodes show together: a lock is held by whom a quorum of them says.
+//! Inspecting: a lock is held by the claim that a quorum of nodes shows as its holder.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,60 +18,60 @@ use crate::error::Result;
 use crate::name::{Name, Prefix};
 use crate::token::Token;
 
-/// The pause after a node could not be monitored.
+/// The pause after a node could not be watched.
 const WATCH_AGAIN: Duration = Duration::from_millis(200);
 
 /// The holders of a name at one node.
 pub(super) type StuckHolders = Vec<(Option<ClaimId>, Option<Token>)>;
 
 impl RedlockCore {
-    /// Asks every node that is worth asking; a quorum must answer.
+    /// Sends a request to all usable nodes; a quorum must reply.
     pub(super) async fn at_usable_nodes<T, F>(
         self: &Arc<Self>,
-        ask: impl Fn(Arc<dyn Engine>) -> F,
+        request: impl Fn(Arc<dyn Engine>) -> F,
     ) -> Result<Vec<T>>
     where
         F: Future<Output = Result<T>>,
     {
-        self.at_nodes(self.nodes.usable(), ask).await
+        self.at_nodes(self.nodes.usable(), request).await
     }
 
-    /// Asks these nodes; a quorum must answer.
+    /// Sends a request to these nodes; a quorum must reply.
     async fn at_nodes<T, F>(
         self: &Arc<Self>,
         nodes: Vec<usize>,
-        ask: impl Fn(Arc<dyn Engine>) -> F,
+        request: impl Fn(Arc<dyn Engine>) -> F,
     ) -> Result<Vec<T>>
     where
         F: Future<Output = Result<T>>,
     {
-        let mut asked: BTreeSet<usize> = nodes.into_iter().collect();
-        let mut answers: FuturesUnordered<_> = asked
+        let mut silent: BTreeSet<usize> = nodes.into_iter().collect();
+        let mut pending: FuturesUnordered<_> = silent
             .iter()
             .map(|&node| {
-                let answer = ask(self.nodes.all[node].engine.clone());
-                async move { (node, answer.await) }
+                let reply = request(self.nodes.all[node].engine.clone());
+                async move { (node, reply.await) }
             })
             .collect();
-        let began = self.clock.now();
-        let (mut found, mut first_error) = (Vec::new(), None);
+        let started = self.clock.now();
+        let (mut replies, mut last_error) = (Vec::new(), None);
         loop {
-            let enough = found.len() >= self.nodes.quorum;
+            let enough = replies.len() >= self.nodes.quorum;
             let ttl = self.options.max_ttl;
             let limit =
-                began + if enough { self.node_timeout(ttl) } else { self.quorum_timeout(ttl) };
-            let next = self.clock.timeout_at(limit, answers.next()).await;
-            let Some((node, answer)) = next.flatten() else { break };
-            asked.remove(&node);
-            match answer {
-                Ok(answer) => found.push(answer),
-                Err(error) => first_error = Some(error),
+                started + if enough { self.node_timeout(ttl) } else { self.quorum_timeout(ttl) };
+            let next = self.clock.timeout_at(limit, pending.next()).await;
+            let Some((node, reply)) = next.flatten() else { break };
+            silent.remove(&node);
+            match reply {
+                Ok(reply) => replies.push(reply),
+                Err(error) => last_error = Some(error),
             }
         }
-        asked.into_iter().for_each(|node| self.nodes.exclude(node));
-        match found.len() >= self.nodes.quorum {
-            true => Ok(found),
-            false => Err(self.nodes.too_few_replies(found.len(), first_error)),
+        silent.into_iter().for_each(|node| self.nodes.exclude(node));
+        match replies.len() >= self.nodes.quorum {
+            true => Ok(replies),
+            false => Err(self.nodes.too_few_replies(replies.len(), last_error)),
         }
     }
 
@@ -88,8 +88,8 @@ impl RedlockCore {
         Ok(state)
     }
 
-    /// What the nodes' states of a name come to. Nodes that were sown again may say one more than
-    /// the token, which this client knows of its own locks.
+    /// Merges the nodes' states of a name. Nodes where the lock was reacquired may show one more
+    /// than the token; for its own locks this client knows the token.
     fn merge(&self, name: Name, states: Vec<LockState>) -> LockState {
         let mut state = merge(name, states, self.nodes.quorum);
         for holder in &mut state.holders {
@@ -102,8 +102,8 @@ impl RedlockCore {
         state
     }
 
-    /// A lock of this client's own that too few of those who answered have, while the others may:
-    /// not to have heard of it is not to know that it is lost.
+    /// A lock of this client that fewer than a quorum of the replies show, while the silent nodes
+    /// may have it: that proves no loss.
     fn own_holder(&self, name: &Name, states: &[LockState], unheard: usize) -> Option<Holder> {
         let is_of = |attempt: &&Arc<Attempt>| attempt.claim.name == *name;
         let attempts: Vec<_> = self.attempts().values().filter(is_of).cloned().collect();
@@ -142,14 +142,14 @@ impl RedlockCore {
         Ok(merged.collect())
     }
 
-    /// What a node says about who holds a name, if a quorum without it knows neither holders nor
-    /// waiters: unless it is just being handed over, that is not a lock of the quorum.
+    /// The holders that a node shows for a name, if a quorum without it shows neither holders nor
+    /// waiters. Unless the lock is just being handed over, they do not hold a lock of the quorum.
     pub(super) async fn stuck_holders(
         self: &Arc<Self>,
         name: &Name,
         node: usize,
     ) -> Option<StuckHolders> {
-        if !self.is_free_elsewhere(name, node).await {
+        if !self.is_free_without(name, node).await {
             return None;
         }
         let limit = self.clock.now() + self.node_timeout(self.options.max_ttl);
@@ -158,10 +158,10 @@ impl RedlockCore {
         Some(state.holders.iter().map(|holder| (holder.claim, holder.token)).collect())
     }
 
-    /// Whether a quorum without this node knows neither holders nor waiters of a name.
-    async fn is_free_elsewhere(self: &Arc<Self>, name: &Name, but: usize) -> bool {
+    /// Whether a quorum without this node shows neither holders nor waiters of a name.
+    async fn is_free_without(self: &Arc<Self>, name: &Name, excluded: usize) -> bool {
         let mut others = self.nodes.usable();
-        others.retain(|node| *node != but);
+        others.retain(|node| *node != excluded);
         let states = self.at_nodes(others, |engine| {
             let name = name.clone();
             async move { engine.inspect(&name).await }
@@ -208,7 +208,7 @@ impl RedlockCore {
     }
 }
 
-/// What the nodes' states of a name come to.
+/// Merges the nodes' states of a name.
 fn merge(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
     let mut holders = BTreeMap::<Option<ClaimId>, Vec<Holder>>::new();
     let mut waiters = Vec::<Waiter>::new();
@@ -233,14 +233,14 @@ fn merge(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
     LockState { name, holders, waiters, fence, cell: None }
 }
 
-/// One holder, as a quorum of nodes has it: by the token that most of them say, for as long as a
-/// quorum keeps it.
+/// One holder, as a quorum of nodes shows it: with the token that most of them show, and the time
+/// for which a quorum keeps it.
 fn merge_holder(claim: Option<ClaimId>, mut at: Vec<Holder>, quorum: usize) -> Option<Holder> {
     at.sort_unstable_by_key(|holder| Reverse(holder.left));
     let left = at.get(quorum - 1)?.left;
     let revoked = at.iter().any(|holder| holder.revoked);
     let count = |holder: &Holder| at.iter().filter(|other| other.token == holder.token).count();
-    // The lower of two that are said as often: a greater one may be what a single node has.
+    // Of two that are equally frequent the lower: the greater one may be that of a single node.
     let usual = at.iter().max_by_key(|holder| (count(holder), Reverse(holder.token)))?.clone();
     Some(Holder { claim, left, revoked, ..usual })
 }

@@ -1,8 +1,8 @@
-//! The nodes of a quorum, and which of them are worth asking.
+//! The nodes of a quorum, and which of them are usable.
 //!
-//! A node that does not answer in its time is left out, so that it costs that time once and not in
-//! every request. It is asked how it is now and then, and used again when it answers quickly, or
-//! when there is no quorum without it.
+//! A node that does not reply within its timeout is excluded, so that it costs that time once and
+//! not in every request. Its health is then checked periodically. It is used again when it replies
+//! quickly, or when there is no quorum without it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,17 +19,19 @@ use crate::error::{Error, Result};
 use crate::report::report;
 use crate::sync;
 
-/// How often a node that was left out is asked whether it is back.
+/// The pause between health checks of an excluded node.
 const PROBE_EVERY: Duration = Duration::from_millis(100);
-/// It is back when it has answered within this time, so often in a row: one that is only slow would
-/// cost its time again and again. Where nodes may take longer to answer, it may take as long.
+/// An excluded node is readmitted when it has replied within this time, twice in a row: a node that
+/// is only slow would cost its timeout again and again. If the timeout of a node was set and is
+/// longer, that is the limit.
 const QUICK_REPLY: Duration = Duration::from_millis(200);
 const QUICK_REPLIES: u32 = 2;
-/// How often the node where somebody queues is asked how it is, and how long it may take; likewise.
+/// The pause between health checks of a node where claims of this client queue, and how long one
+/// may take; the timeout of a node, if it was set and is longer.
 const MONITOR_EVERY: Duration = Duration::from_millis(500);
 const MONITOR_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a node that was left out may take to tell how it is. Longer than the patience of
-/// engines, which know better what is wrong.
+/// The timeout of a health check. Longer than the timeouts of the engines themselves, whose errors
+/// say better what is wrong.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// One of the nodes.
@@ -37,17 +39,17 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) struct QuorumNode {
     pub(super) engine: Arc<dyn Engine>,
     out: watch::Sender<bool>,
-    /// It did not answer in its time, and is needed for a quorum all the same.
+    /// It did not reply in time, but is needed for a quorum.
     silent: AtomicBool,
-    /// It is another node under a second address, as far as is known.
+    /// It is the same server as another node, as far as is known.
     duplicate: AtomicBool,
-    /// Until when it is not counted, because it was started lately.
+    /// From when it is counted; it was started recently.
     counted_from: Mutex<Option<Moment>>,
-    /// Somebody asks already whether it is back.
+    /// A task checks whether it is back.
     probing: AtomicBool,
-    /// How many queue there and want to know if it falls silent.
+    /// The number of claims that queue there and must know if it falls silent.
     monitors: AtomicUsize,
-    /// Somebody asks for them.
+    /// A task checks its health for them.
     monitored: AtomicBool,
 }
 
@@ -69,28 +71,28 @@ impl QuorumNode {
         *self.out.borrow()
     }
 
-    fn is_well(&self) -> bool {
+    fn is_healthy(&self) -> bool {
         !self.is_out() && !self.silent.load(Ordering::Acquire)
     }
 
-    /// Tells whenever the node is left out, from now on.
+    /// Future exclusions of this node.
     pub(super) fn exclusions(&self) -> Exclusions {
         Exclusions(self.out.subscribe())
     }
 }
 
-/// When a node is left out.
+/// Exclusions of a node.
 pub(super) struct Exclusions(watch::Receiver<bool>);
 
 impl Exclusions {
-    /// Pending until the node is left out, once more if it is already.
+    /// Pending until the node is excluded; if it is already, until it is excluded again.
     pub(super) async fn next(&mut self) {
-        // The sender lives as long as the node, which is never dropped before whoever asks here.
+        // The sender is part of the node, which outlives this receiver.
         while self.0.changed().await.is_ok() && !*self.0.borrow_and_update() {}
     }
 }
 
-/// Somebody who queues at a node, until this is dropped.
+/// A claim that queues at a node, until this is dropped.
 pub(super) struct MonitorGuard {
     node: Arc<QuorumNode>,
 }
@@ -106,13 +108,13 @@ impl Drop for MonitorGuard {
 pub(super) struct QuorumNodes {
     pub(super) all: Vec<Arc<QuorumNode>>,
     pub(super) quorum: usize,
-    /// How long a node may take to answer, if that was set.
+    /// How long a node may take to reply, if that was set.
     timeout: Duration,
     clock: Clock,
-    /// Where everything goes on that nobody waits for.
+    /// Where all requests run.
     runtime: Handle,
-    /// Who is who, as far as it is known: no server may count twice.
-    runs: std::sync::Mutex<Vec<Option<String>>>,
+    /// The run id of each node's server, as far as it is known: no server may count twice.
+    runs: Mutex<Vec<Option<String>>>,
 }
 
 impl QuorumNodes {
@@ -121,43 +123,43 @@ impl QuorumNodes {
         timeout: Option<Duration>,
         clock: Clock,
     ) -> Self {
-        let runs = std::sync::Mutex::new(vec![None; engines.len()]);
+        let runs = Mutex::new(vec![None; engines.len()]);
         let quorum = engines.len() / 2 + 1;
         let all = engines.into_iter().map(|engine| Arc::new(QuorumNode::new(engine))).collect();
         let timeout = timeout.unwrap_or_default();
         Self { all, quorum, timeout, clock, runtime: Handle::current(), runs }
     }
 
-    /// The nodes that are worth asking.
+    /// The usable nodes.
     pub(super) fn usable(&self) -> Vec<usize> {
         (0..self.all.len()).filter(|node| self.is_usable(*node)).collect()
     }
 
-    /// If there is no quorum without those left out, they are: perhaps it was this client that was
-    /// slow, and nothing is won by asking fewer.
+    /// Excluded nodes are usable if there is no quorum without them: perhaps this client was slow,
+    /// and asking fewer gains nothing.
     pub(super) fn is_usable(&self, node: usize) -> bool {
         let one = &self.all[node];
         !one.duplicate.load(Ordering::Acquire) && (!one.is_out() || self.lacks_quorum())
     }
 
     fn lacks_quorum(&self) -> bool {
-        self.all.iter().filter(|node| node.is_well()).count() < self.quorum
+        self.all.iter().filter(|node| node.is_healthy()).count() < self.quorum
     }
 
-    /// Where everybody queues, so that contenders do not split the votes: the first that is worth
-    /// asking.
+    /// The entry node: the first usable node, where all claims queue so that contenders do not
+    /// split the votes.
     pub(super) fn entry_node(&self) -> Option<usize> {
         (0..self.all.len()).find(|node| self.is_usable(*node))
     }
 
-    /// This node did not answer in its time. It is left out if there is a quorum without it.
+    /// Excludes a node that did not reply in time, if there is a quorum without it.
     pub(super) fn exclude(self: &Arc<Self>, node: usize) {
         let one = &self.all[node];
-        let others = self.all.iter().filter(|other| other.is_well() && !Arc::ptr_eq(one, other));
+        let others = self.all.iter().filter(|other| other.is_healthy() && !Arc::ptr_eq(one, other));
         if others.count() < self.quorum {
             one.silent.store(true, Ordering::Release);
         } else if !one.out.send_replace(true) {
-            report!(warn, node = one.engine.identity(), "a node does not answer and is left out");
+            report!(warn, node = one.engine.identity(), "a node does not reply and is excluded");
         }
         if !one.probing.swap(true, Ordering::AcqRel) {
             let nodes = self.clone();
@@ -165,7 +167,7 @@ impl QuorumNodes {
         }
     }
 
-    /// This node answered, however late: it is used again if there is no quorum without it.
+    /// A node replied, perhaps late: it is readmitted if there is no quorum without it.
     pub(super) fn on_reply(&self, node: usize) {
         if self.lacks_quorum() && self.is_usable(node) {
             self.readmit(node);
@@ -176,11 +178,11 @@ impl QuorumNodes {
         let one = &self.all[node];
         one.silent.store(false, Ordering::Release);
         if one.is_out() && one.out.send_replace(false) {
-            report!(info, node = one.engine.identity(), "a node answers again");
+            report!(info, node = one.engine.identity(), "a node replies again and is used");
         }
     }
 
-    /// Asks how the node is until it is worth asking for locks.
+    /// Checks the health of an excluded node until it is usable again, then readmits it.
     async fn probe_until_back(&self, node: usize) {
         let one = &self.all[node];
         let mut quick = 0;
@@ -202,7 +204,7 @@ impl QuorumNodes {
                         debug,
                         node = one.engine.identity(),
                         error = error,
-                        "a node is still left out"
+                        "a node is still excluded"
                     );
                     quick = 0;
                 }
@@ -212,14 +214,14 @@ impl QuorumNodes {
         self.readmit(node);
     }
 
-    /// How a node is. Fails if it does not answer, or is another node under a second address.
+    /// Fails if the node does not reply, is not counted yet, or is the same server as another node.
     pub(super) async fn check_health(&self, node: usize) -> Result<Health> {
         let one = &self.all[node];
-        let told =
+        let checked =
             self.clock.timeout_at(self.clock.now() + HEALTH_TIMEOUT, one.engine.health()).await;
         let silent =
             || unreachable_error(format!("{} does not answer", one.engine.identity()), true);
-        let health = told.ok_or_else(silent)??;
+        let health = checked.ok_or_else(silent)??;
         let counted_from = health.counted_in.map(|left| self.clock.now() + left);
         *sync::lock(&one.counted_from) = counted_from;
         if counted_from.is_some() {
@@ -229,12 +231,12 @@ impl QuorumNodes {
             ));
         }
         let mut runs = sync::lock(&self.runs);
-        // What it was before is past, and may be where another address leads now.
+        // Its former server may be another node's now.
         runs[node] = None;
         if let Some(run) = &health.run {
-            let is_it = |other: &Option<String>| other.as_ref() == Some(run);
+            let is_same = |other: &Option<String>| other.as_ref() == Some(run);
             if let Some(other) =
-                (0..runs.len()).find(|other| *other != node && is_it(&runs[*other]))
+                (0..runs.len()).find(|other| *other != node && is_same(&runs[*other]))
             {
                 one.duplicate.store(true, Ordering::Release);
                 let (one, other) = (one.engine.identity(), self.all[other].engine.identity());
@@ -246,12 +248,12 @@ impl QuorumNodes {
         Ok(health)
     }
 
-    /// The error of a request that fewer than a quorum answered: which nodes are not counted yet,
-    /// and for how long, or what one of the others said.
-    pub(super) fn too_few_replies(&self, answered: usize, first_error: Option<Error>) -> Error {
+    /// The error of a request with fewer replies than a quorum: which nodes are not counted yet, and
+    /// for how long, or else why a node did not reply.
+    pub(super) fn too_few_replies(&self, replies: usize, first_error: Option<Error>) -> Error {
         let (all, quorum, now) = (self.all.len(), self.quorum, self.clock.now());
-        let mut what = format!("{answered} of {all} nodes answered, {quorum} are needed");
-        let resting: Vec<String> = self
+        let mut what = format!("{replies} of {all} nodes answered, {quorum} are needed");
+        let uncounted: Vec<String> = self
             .all
             .iter()
             .filter_map(|node| {
@@ -262,12 +264,12 @@ impl QuorumNodes {
                 (!left.is_zero()).then(|| format!("{host} for {} s", left.as_secs() + 1))
             })
             .collect();
-        match (resting.is_empty(), first_error) {
+        match (uncounted.is_empty(), first_error) {
             (false, _) => what.push_str(&format!(
                 "; not counted yet, because they were started lately and may have forgotten locks: \
                  {}. With `appendonly yes` and `appendfsync always` a node is counted at once, and \
                  a smaller `max_ttl=` shortens the wait",
-                resting.join(", ")
+                uncounted.join(", ")
             )),
             (true, Some(Error::Unreachable { what: why, .. })) => {
                 what.push_str(&format!("; {why}"))
@@ -278,7 +280,7 @@ impl QuorumNodes {
         unreachable_error(what, true)
     }
 
-    /// Somebody queues at this node: if it falls silent it is left out.
+    /// Excludes the node if it falls silent before the result is dropped.
     pub(super) fn monitor(self: &Arc<Self>, node: usize) -> MonitorGuard {
         let one = &self.all[node];
         one.monitors.fetch_add(1, Ordering::AcqRel);
@@ -302,9 +304,9 @@ impl QuorumNodes {
                 self.clock.sleep_until(self.clock.now() + MONITOR_EVERY).await;
             }
             one.monitored.store(false, Ordering::Release);
-            // Somebody may have come just before, and found that an eye was kept.
-            let anybody = one.monitors.load(Ordering::Acquire) > 0;
-            if !anybody || one.monitored.swap(true, Ordering::AcqRel) {
+            // A claim may have come just before the store, and relied on this task.
+            let is_needed = one.monitors.load(Ordering::Acquire) > 0;
+            if !is_needed || one.monitored.swap(true, Ordering::AcqRel) {
                 return;
             }
         }
