@@ -21,7 +21,7 @@ use rustix::process::Signal;
 const TTL: Duration = Duration::from_secs(3);
 /// What a busy machine may take for anything.
 const SOON: Duration = Duration::from_secs(10);
-/// How long the last of a contenders may wait for its turn.
+/// How long the last contender may wait for its turn.
 const EACH_SERVED: Duration = Duration::from_secs(20);
 
 fn five() -> RedlockNodes {
@@ -69,7 +69,7 @@ async fn two_of_five_nodes_may_fail() {
     }
     tokio::time::sleep(TTL + TTL / 2).await;
     assert_eq!(kept.state(), State::Held, "three of five renewed it");
-    // Another client finds its way without them, and queues at another door.
+    // Another client works without them, and queues at another entry node.
     let other = client(&servers.url(), TTL).await;
     let waiting = spawn_waiter(&other, "kept").await;
     let token = kept.token();
@@ -98,7 +98,7 @@ async fn frozen_nodes_delay_once_and_are_used_again_after_the_thaw() {
     let url = format!("{}?node_timeout=1s", servers.url());
     let locks = client(&url, TTL).await;
     lock(&locks, "warm").await.release().await.unwrap();
-    // The door among them.
+    // The entry node is among them.
     servers.signal(&[0, 2], Signal::STOP);
     let mutex = locks.mutex("cold").unwrap();
     let mut took = Vec::new();
@@ -114,7 +114,7 @@ async fn frozen_nodes_delay_once_and_are_used_again_after_the_thaw() {
     assert_eq!(slower(node_timeout * 3), 0, "{took:?}");
     let kept = lock(&locks, "kept").await;
     servers.signal(&[0, 2], Signal::CONT);
-    // They are sown again by a renewal.
+    // A renewal reacquires the lock there.
     until("all nodes hold it", || all_hold(&servers, "kept"));
     assert_eq!(kept.state(), State::Held);
 }
@@ -134,7 +134,7 @@ async fn a_quorum_that_was_silent_is_used_again_at_once() {
     guard.release().await.unwrap();
 }
 
-/// Nobody queues there, and a quorum has refused before it could answer.
+/// It is not the entry node, and a quorum has refused before it could reply.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_node_delays_only_the_first_of_many_attempts() {
     let servers = RedlockNodes::start(3, DURABLE);
@@ -161,8 +161,8 @@ async fn a_frozen_node_delays_only_the_first_of_many_attempts() {
     servers.signal(&[2], Signal::CONT);
 }
 
-/// The answer of a late node comes to somebody who does not listen; its lease must be kept all the
-/// same, or the lock would stand on a bare quorum.
+/// The lease of a late node must be kept although the caller's runtime does not run, or the lock
+/// would have no more than a quorum.
 #[tokio::test(flavor = "current_thread")]
 async fn a_late_grant_is_kept_although_its_reply_is_not_awaited() {
     let servers = RedlockNodes::start(3, DURABLE);
@@ -171,7 +171,7 @@ async fn a_late_grant_is_kept_although_its_reply_is_not_awaited() {
     servers.signal(&[2], Signal::STOP);
     let guard = lock(&locks, "kept").await;
     servers.signal(&[2], Signal::CONT);
-    // The caller's runtime has only this thread, and it rests.
+    // The caller's runtime has only this thread, and it is blocked.
     std::thread::sleep(TTL * 2);
     assert!(all_hold(&servers, "kept"), "{:?}", holders(&servers, "kept"));
     servers.nodes[1].kill();
@@ -179,7 +179,7 @@ async fn a_late_grant_is_kept_although_its_reply_is_not_awaited() {
     assert_eq!(guard.state(), State::Held, "two of three have it");
 }
 
-/// Those that kept their fence answer one more when they are sown again.
+/// Nodes that kept their fence grant one more than the token when the lock is reacquired.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_reacquired_at_a_node_shows_its_original_token() {
     let servers = RedlockNodes::start(3, DURABLE);
@@ -197,7 +197,7 @@ async fn a_lock_reacquired_at_a_node_shows_its_original_token() {
     assert_eq!(held.iter().map(|holder| holder.token).collect::<Vec<_>>(), [Some(guard.token())]);
 }
 
-/// The door answers, but late: it is left out until it is quick again, not asked every time.
+/// The entry node replies, but late: it is excluded until it is quick again, not asked every time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_node_delays_only_occasionally() {
     let servers = Arc::new(five());
@@ -218,7 +218,7 @@ async fn a_slow_node_delays_only_occasionally() {
     until("it is used again", || all_hold(&servers, "kept"));
 }
 
-/// One that never answers quickly is left out, but better than none.
+/// A node that never replies quickly is excluded, but better than none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_node_is_used_when_there_is_no_quorum_without_it() {
     let servers = Arc::new(RedlockNodes::start(3, DURABLE));
@@ -226,9 +226,9 @@ async fn a_slow_node_is_used_when_there_is_no_quorum_without_it() {
     lock(&locks, "warm").await.release().await.unwrap();
     let noted = lock(&locks, "noted").await;
     let slowed = Slowed::now(&servers, 2, Duration::from_millis(600));
-    // Whoever changes a note waits for all nodes, until their time is over.
+    // A change of a note waits for all nodes, until their timeout.
     for _ in 0..3 {
-        noted.set_note("one is left out").await.unwrap();
+        noted.set_note("one is excluded").await.unwrap();
     }
     noted.release().await.unwrap();
     servers.signal(&[0], Signal::STOP);
@@ -313,7 +313,7 @@ async fn a_name_rejected_by_one_node_is_locked_at_the_others() {
     other_names_are_quick(&ours).await;
 }
 
-/// Whoever comes next asks there first.
+/// The next claim asks there first.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_released_lock_is_free_at_the_entry_node() {
     let servers = RedlockNodes::start(3, DURABLE);
@@ -321,12 +321,12 @@ async fn a_released_lock_is_free_at_the_entry_node() {
     let url = format!("{}?node_timeout=2s", servers.url_through(0, &proxy));
     let ours = client(&url, TTL).await;
     let theirs = client(&servers.url(), TTL).await;
-    let guard = lock(&ours, "door").await;
-    until("all nodes hold it", || all_hold(&servers, "door"));
+    let guard = lock(&ours, "entry").await;
+    until("all nodes hold it", || all_hold(&servers, "entry"));
     proxy.hold_requests();
     let handed_over = async {
         guard.release().await.unwrap();
-        theirs.mutex("door").unwrap().try_lock().await.unwrap()
+        theirs.mutex("entry").unwrap().try_lock().await.unwrap()
     };
     let late = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -340,13 +340,13 @@ async fn a_released_lock_is_free_at_the_entry_node() {
 async fn waiters_are_served_although_the_entry_node_freezes() {
     let servers = five();
     let (ours, theirs) = (client(&servers.url(), TTL).await, client(&servers.url(), TTL).await);
-    let guard = lock(&ours, "door").await;
-    let waiting = spawn_waiter(&theirs, "door").await;
+    let guard = lock(&ours, "entry").await;
+    let waiting = spawn_waiter(&theirs, "entry").await;
     servers.signal(&[0], Signal::STOP);
     guard.release().await.unwrap();
     await_served(SOON, waiting).await.release().await.unwrap();
     servers.signal(&[0], Signal::CONT);
-    until("nothing is left", || holders(&servers, "door").iter().all(String::is_empty));
+    until("nothing is left", || holders(&servers, "entry").iter().all(String::is_empty));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -419,7 +419,7 @@ async fn a_hold_survives_nodes_restarting_one_by_one() {
     let fence = |node: &RedisServer| node.ask(&["GET", "{lockset:kept}:fence"]);
     for (node, value) in servers.nodes.iter().zip(values) {
         let same = value.contains(&token) || fence(node) == guard.token().to_string();
-        assert!(same, "sown again by the token itself: {value}, not {token}");
+        assert!(same, "reacquired by the token itself: {value}, not {token}");
     }
 }
 
@@ -429,7 +429,7 @@ async fn one_clock_may_jump_either_way() {
     for jump in [far, -far] {
         let skew = ClockSkew::new();
         let mut nodes: Vec<_> = (0..4).map(|_| RedisServer::start_with(DURABLE)).collect();
-        // The door is the one that is wrong.
+        // The clock of the entry node is wrong.
         nodes.insert(0, RedisServer::start_skewed(&skew, DURABLE));
         let servers = RedlockNodes { nodes };
         let (ours, theirs) = (client(&servers.url(), TTL).await, client(&servers.url(), TTL).await);
@@ -497,7 +497,7 @@ async fn a_late_write_of_a_paused_client_is_rejected_by_its_token() {
     assert_eq!(newer.state(), State::Held);
 }
 
-/// Each is a client of its own: those of one client would take turns without asking.
+/// Each contender is a client of its own: those of one client would queue at their gate.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_ten_and_fifty_contenders_are_all_served() {
     let servers = RedlockNodes::start(3, DURABLE);
@@ -640,7 +640,7 @@ async fn a_fresh_client_does_not_wait_for_frozen_nodes() {
     }
 }
 
-/// A login that is refused is told at once, not after the time of a node that does not answer.
+/// A rejected login is reported at once, not after the timeout of a silent node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rejected_login_is_reported_at_once() {
     let servers = RedlockNodes::start(3, &["--requirepass", "hunter2"]);

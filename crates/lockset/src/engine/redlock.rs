@@ -1,24 +1,30 @@
-//! Fenced Redlock: a quorum of independent homes whose tokens are safe under any timing.
+//! Fenced Redlock: a quorum of independent servers whose tokens are safe under any timing.
 //!
 //! `N` nodes that know nothing of each other, each with its own fence; `q = N/2 + 1` of them are a
 //! quorum. An attempt asks all nodes at once for the lock with one proposed token. The value that a
-//! quorum granted is the token; if they granted different ones, all are lifted to the greatest. At
-//! one node a value belongs to one attempt, ever, and two quorums share a node: so tokens are
+//! quorum granted is the token; if they granted different values, all are lifted to the greatest.
+//! At one node a value belongs to one attempt, ever, and two quorums share a node. So tokens are
 //! unique, and later acquisitions get greater ones, whatever the clocks say and however late or
-//! often a message arrives. That nobody else *holds* at the same time does depend on clocks, as in
-//! every lock with leases. `GUARANTEES.md` says it in full, `docs/redlock.md` shows the proof.
+//! often a message arrives. That no other client *holds* at the same time does depend on clocks, as
+//! in every lock with leases. `GUARANTEES.md` has the full promise, `docs/redlock.md` the proof.
 //!
-//! This file knows nothing of Redis: a node is an [`Engine`] that keeps a fence. The parts, in the
-//! order in which a claim meets them:
+//! This engine knows nothing of Redis: a node is an [`Engine`] that keeps a fence. The parts, in
+//! the order in which a claim meets them:
 //!
-//! * `claims` is the way of one claim through its attempts; `attempt` what the answers come to;
-//! * `nodes` says which nodes are worth asking;
-//! * `keeping` renews, sows again, gives back; `sight` shows what a quorum says.
+//! * `acquire` makes attempts, `round` sends the requests of one attempt, and `attempt` is what
+//!   their replies amount to;
+//! * `nodes` decides which nodes are usable;
+//! * `renew`, `amend`, `adopt` and `events` are about a held lock, `release` ends it or withdraws
+//!   it, and `inspect` merges what the nodes show.
+//!
+//! Every request is a task of the engine's own runtime, and the caller waits for its reply. A
+//! caller that is not polled delays itself only: replies are read in time, no node is taken for
+//! silent because of it, and what an attempt got is cleaned up.
 //!
 //! # Waiting
-//! Contenders who ask everywhere at once split the votes, and nobody wins. So whoever finds a lock
-//! taken queues at the *door*, the first node that answers, and takes the other nodes only when the
-//! door has let it in. A newcomer who finds the door taken gives back what it got elsewhere.
+//! Contenders that ask everywhere at once split the votes, and none wins. So a claim that finds the
+//! lock taken queues at the *entry node*, the first usable one, and asks the other nodes once it is
+//! granted there. A new claim that is refused by the entry node releases what it got elsewhere.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,10 +34,10 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use self::attempt::{Attempt, whole};
-use self::nodes::Nodes;
+use self::attempt::{Attempt, AttemptPhase, claim_of};
+use self::nodes::QuorumNodes;
 use super::common::hints::told_once;
 use super::common::tombstones::Tombstones;
 use super::{
@@ -39,39 +45,44 @@ use super::{
     LockState, Mode, Renewal, Scope, Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment, wall_micros};
-use crate::error::{Error, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::hash::FastMap;
 use crate::name::{Name, Prefix};
 use crate::report::report;
 use crate::sync;
 use crate::token::Token;
 
+mod acquire;
+mod adopt;
+mod amend;
 mod attempt;
-mod claims;
-mod keeping;
+mod events;
+mod inspect;
 mod nodes;
-mod sight;
+mod release;
+mod renew;
+mod round;
 
 const ENGINE: &str = "redlock";
-/// The time a node gets for an answer, if it is not set: a small part of the ttl, between these.
+/// The bounds of the default timeout of a node, which is a twentieth of the ttl.
 const NODE_TIMEOUT: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(500));
-/// The longest time until a quorum must have answered.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a name counts as wanted by several after somebody found it taken.
-const CROWDED: Duration = Duration::from_secs(1);
-/// At most so many names are remembered as such.
-const MOST_CROWDED: usize = 4096;
-/// More nodes than this make a lock slower, not safer.
-const MOST_NODES: usize = 33;
+/// The maximum time until a quorum must have replied.
+const MAX_QUORUM_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a name counts as contended after a claim found it taken.
+const CONTENDED_FOR: Duration = Duration::from_secs(1);
+/// Maximum names that are remembered as contended.
+const MAX_CONTENDED: usize = 4096;
+/// Maximum nodes: more make a lock slower, not safer.
+const MAX_NODES: usize = 33;
 
-/// How a [`Redlock`] goes about its nodes.
+/// Timing of a [`Redlock`].
 #[derive(Clone, Debug)]
 pub struct RedlockOptions {
-    /// How long a node may take to answer, when a quorum has, before it is left out; `None`: a
-    /// twentieth of the ttl, but at least 200 ms and at most 500 ms.
+    /// How long a node may take to reply when a quorum has replied, before it is excluded. `None`:
+    /// a twentieth of the ttl, but at least 200 ms and at most 500 ms.
     pub node_timeout: Option<Duration>,
-    /// The longest ttl of any lock of this quorum. A node that may have forgotten what it granted
-    /// is not counted for so long.
+    /// The maximum ttl of any lock of this quorum. A node that may have forgotten what it granted is
+    /// not counted for this time.
     pub max_ttl: Duration,
 }
 
@@ -83,27 +94,25 @@ impl Default for RedlockOptions {
 
 /// One client of a quorum of nodes.
 pub struct Redlock {
-    core: Arc<Core>,
+    core: Arc<RedlockCore>,
     listeners: Vec<tokio::task::AbortHandle>,
 }
 
 #[derive(Debug)]
-struct Core {
-    nodes: Arc<Nodes>,
+struct RedlockCore {
+    nodes: Arc<QuorumNodes>,
     options: RedlockOptions,
     clock: Clock,
-    /// The last attempt of every claim of this client that is under way or held.
+    /// The last attempt of every claim of this client that is being acquired or is held.
     attempts: Mutex<FastMap<ClaimId, Arc<Attempt>>>,
     withdrawn: Mutex<Tombstones>,
-    /// Attempts that were over while a node was still asked, and when to look at them again.
-    late: Mutex<Vec<(Moment, Arc<Attempt>)>>,
-    /// The names that somebody found taken, and when.
-    crowds: Mutex<FastMap<Name, Moment>>,
+    /// The names that a claim found taken, and when.
+    contended: Mutex<FastMap<Name, Moment>>,
     /// The greatest token that this client has seen or proposed.
-    greatest: AtomicU64,
-    /// How many tasks give something back at this moment.
-    owing: watch::Sender<usize>,
-    tell: mpsc::UnboundedSender<Event>,
+    greatest_token: AtomicU64,
+    /// The number of tasks that clean up.
+    cleanups: watch::Sender<usize>,
+    events_sender: mpsc::UnboundedSender<Event>,
     events: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
 }
 
@@ -115,28 +124,27 @@ impl std::fmt::Debug for Redlock {
 
 impl Redlock {
     /// A quorum of these nodes. Every client must name the same nodes, in the same order. Must be
-    /// called inside a tokio runtime, on which everything lives that goes on in the background.
+    /// called inside a tokio runtime: all requests run there as tasks, so it must outlive them.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for fewer than three nodes or a node that is named twice.
+    /// [`Error::Invalid`] for fewer than three nodes, more than 33, or a node that is named twice.
     pub fn over(
         nodes: Vec<Arc<dyn Engine>>,
         options: RedlockOptions,
         clock: Clock,
     ) -> Result<Self> {
         check_nodes(&nodes)?;
-        let (tell, events) = mpsc::unbounded_channel();
-        let core = Arc::new(Core {
-            nodes: Arc::new(Nodes::new(nodes, options.node_timeout, clock.clone())),
+        let (events_sender, events) = mpsc::unbounded_channel();
+        let core = Arc::new(RedlockCore {
+            nodes: Arc::new(QuorumNodes::new(nodes, options.node_timeout, clock.clone())),
             options,
             clock,
             attempts: Mutex::default(),
-            late: Mutex::default(),
             withdrawn: Mutex::default(),
-            crowds: Mutex::default(),
-            greatest: AtomicU64::new(0),
-            owing: watch::Sender::new(0),
-            tell,
+            contended: Mutex::default(),
+            greatest_token: AtomicU64::new(0),
+            cleanups: watch::Sender::new(0),
+            events_sender,
             events: Mutex::new(Some(events)),
         });
         let listeners = (0..core.nodes.all.len()).map(|node| {
@@ -144,7 +152,7 @@ impl Redlock {
             let mut events = core.nodes.all[node].engine.events();
             let listen = async move {
                 while let Some(signal) = events.next().await {
-                    core.hear(node, signal);
+                    core.on_event(node, signal);
                 }
             };
             tokio::spawn(listen).abort_handle()
@@ -153,8 +161,8 @@ impl Redlock {
         Ok(Self { core, listeners })
     }
 
-    /// Looks at all nodes: a quorum must answer, and no server may be there twice. What is wrong
-    /// with the settings of a node is said as a warning.
+    /// Checks the health of all nodes: a quorum must reply, and no server may be there twice.
+    /// Settings of a node that endanger a promise are logged as warnings.
     ///
     /// # Errors
     /// [`Error::Unreachable`].
@@ -163,42 +171,55 @@ impl Redlock {
     /// Cancel safe.
     pub async fn check(&self) -> Result<()> {
         let nodes = &self.core.nodes;
-        let (mut well, mut trouble) = (0, None);
+        let (mut healthy, mut first_error) = (0, None);
         let mut silent: Vec<usize> = (0..nodes.all.len()).collect();
-        let mut looks: FuturesUnordered<_> = (0..nodes.all.len())
-            .map(|node| async move { (node, nodes.look_at(node).await) })
+        let mut checks: FuturesUnordered<_> = (0..nodes.all.len())
+            .map(|node| async move { (node, nodes.check_health(node).await) })
             .collect();
         let mut limit = Moment::NEVER;
-        // When there is a quorum, the others get the time of a node and no more: one that is frozen
+        // Once a quorum has replied, the others get the timeout of a node and no more: a frozen node
         // must not make every new client slow.
-        while let Some(Some((node, look))) = self.core.clock.timeout_at(limit, looks.next()).await {
-            match look {
-                Ok(vitals) => {
-                    well += 1;
+        while let Some(Some((node, checked))) =
+            self.core.clock.timeout_at(limit, checks.next()).await
+        {
+            match checked {
+                Ok(health) => {
+                    healthy += 1;
                     silent.retain(|other| *other != node);
                     let identity = nodes.all[node].engine.identity();
-                    for worry in vitals.warnings {
+                    for warning in health.warnings {
                         report!(
                             warn,
                             node = identity,
-                            warning = worry,
+                            warning = warning,
                             "a node may break a promise"
                         );
                     }
                 }
                 Err(error) if !error.is_retryable() => return Err(error),
-                Err(error) => drop(trouble.get_or_insert(error)),
+                Err(error) => drop(first_error.get_or_insert(error)),
             }
-            if well == nodes.quorum {
+            if healthy == nodes.quorum {
                 limit = self.core.clock.now() + NODE_TIMEOUT.0;
             }
         }
-        drop(looks);
-        silent.into_iter().for_each(|node| nodes.leave_out(node));
-        match well < nodes.quorum {
-            true => Err(nodes.too_few(well, trouble)),
+        drop(checks);
+        silent.into_iter().for_each(|node| nodes.exclude(node));
+        match healthy < nodes.quorum {
+            true => Err(nodes.too_few_replies(healthy, first_error)),
             false => Ok(()),
         }
+    }
+}
+
+impl Redlock {
+    /// Runs a request as a task of the engine's runtime. It goes on if this future is dropped.
+    async fn run<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        // It fails only if the runtime ends.
+        self.core.nodes.spawn(request).await.unwrap_or(Err(Error::Closed))
     }
 }
 
@@ -213,12 +234,12 @@ fn check_nodes(nodes: &[Arc<dyn Engine>]) -> Result<()> {
     if nodes.len() < 3 {
         return bad("a quorum needs at least three nodes; with one, use its own URL");
     }
-    if nodes.len() > MOST_NODES {
+    if nodes.len() > MAX_NODES {
         return bad("more than 33 make a lock slower, not safer");
     }
     let identities: Vec<String> = nodes.iter().map(|node| node.identity()).collect();
-    for (place, identity) in identities.iter().enumerate() {
-        if identities[..place].contains(identity) {
+    for (index, identity) in identities.iter().enumerate() {
+        if identities[..index].contains(identity) {
             return Err(Error::invalid("list of nodes", identity, "it is named twice"));
         }
     }
@@ -229,8 +250,7 @@ fn check_nodes(nodes: &[Arc<dyn Engine>]) -> Result<()> {
     Ok(())
 }
 
-/// The URL of a quorum whose nodes have these URLs, if there is one: they differ in nothing but
-/// their hosts.
+/// The URL of a quorum whose nodes have these URLs, if these differ only in their hosts.
 fn url_of(nodes: &[String], max_ttl: Duration) -> Option<String> {
     let (scheme, first) = nodes.first()?.split_once("://")?;
     let (_, tail) = first.split_at_checked(first.find('/')?)?;
@@ -244,7 +264,7 @@ fn url_of(nodes: &[String], max_ttl: Duration) -> Option<String> {
         "rediss" => "redlocks",
         _ => return None,
     };
-    // All clients of a quorum must agree on it.
+    // All clients of a quorum must have the same.
     let max_ttl = match max_ttl == RedlockOptions::default().max_ttl {
         true => String::new(),
         false => format!("&max_ttl={}ms", max_ttl.as_millis()),
@@ -252,7 +272,7 @@ fn url_of(nodes: &[String], max_ttl: Duration) -> Option<String> {
     Some(format!("{scheme}://{hosts}{tail}{max_ttl}"))
 }
 
-impl Core {
+impl RedlockCore {
     fn check(&self, claim: &Claim) -> Result<()> {
         let unsupported = |what: &str| {
             Err(Error::Unsupported { engine: ENGINE, what: format!("{what} over a quorum") })
@@ -269,7 +289,7 @@ impl Core {
             let why = format!("max_ttl of this quorum is {:?}", self.options.max_ttl);
             return Err(Error::invalid("ttl", &format!("{:?}", claim.ttl), why));
         }
-        if whole(claim.id) != claim.id {
+        if claim_of(claim.id) != claim.id {
             let why = "its last byte counts the attempts of a quorum and must be zero";
             return Err(Error::invalid("claim id", &claim.id.to_string(), why));
         }
@@ -281,22 +301,22 @@ impl Core {
         self.options.node_timeout.unwrap_or(usual)
     }
 
-    /// How long it may take until a quorum has answered. While too few have, nothing is won by
-    /// giving up on the others.
-    fn patience(&self, ttl: Duration) -> Duration {
-        (ttl / 4).clamp(self.node_timeout(ttl), PATIENCE.max(self.node_timeout(ttl)))
+    /// How long it may take until a quorum has replied. While too few have, giving up on the others
+    /// gains nothing.
+    fn quorum_timeout(&self, ttl: Duration) -> Duration {
+        (ttl / 4).clamp(self.node_timeout(ttl), MAX_QUORUM_TIMEOUT.max(self.node_timeout(ttl)))
     }
 
-    /// A token above all that this client has seen, and not below the clock.
-    fn propose(&self) -> Token {
+    /// A token above all that this client has seen or proposed, and not below the wall clock.
+    fn propose_token(&self) -> Token {
         let clock = wall_micros();
         let next = |greatest: u64| Some(Token::next(greatest, clock).get());
-        let before = self.greatest.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+        let before = self.greatest_token.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
         Token::next(before.unwrap_or_default(), clock)
     }
 
-    fn saw(&self, token: Token) {
-        self.greatest.fetch_max(token.get(), Ordering::AcqRel);
+    fn observe_token(&self, token: Token) {
+        self.greatest_token.fetch_max(token.get(), Ordering::AcqRel);
     }
 
     fn attempts(&self) -> MutexGuard<'_, FastMap<ClaimId, Arc<Attempt>>> {
@@ -307,10 +327,25 @@ impl Core {
         self.attempts().get(&claim).cloned()
     }
 
-    /// Nobody asks for this attempt any more.
+    /// The attempt by which a claim holds, as this client knows it, or as the grant's key says.
+    fn held_attempt(&self, claim: &Claim, grant: &Grant) -> Option<(Arc<Attempt>, Token)> {
+        let attempt = match self.attempt_of(claim.id) {
+            Some(attempt) => attempt,
+            None => {
+                let attempt = Attempt::from_key(claim, grant, self.nodes.all.len())?;
+                let attempt = Arc::new(attempt);
+                self.attempts().insert(claim.id, attempt.clone());
+                attempt
+            }
+        };
+        let phase = attempt.state().phase();
+        (phase == AttemptPhase::Held(grant.token)).then_some((attempt, grant.token))
+    }
+
+    /// Removes an attempt that has ended.
     fn forget(&self, attempt: &Arc<Attempt>) {
         let mut attempts = self.attempts();
-        let claim = whole(attempt.claim.id);
+        let claim = claim_of(attempt.claim.id);
         if attempts.get(&claim).is_some_and(|known| Arc::ptr_eq(known, attempt)) {
             attempts.remove(&claim);
         }
@@ -324,21 +359,21 @@ impl Core {
         sync::lock(&self.withdrawn).insert(claim, self.clock.now());
     }
 
-    /// Somebody found this name taken.
-    fn crowded(&self, claim: &Claim) {
+    /// A claim found its name taken.
+    fn note_contention(&self, claim: &Claim) {
         let now = self.clock.now();
-        let mut crowds = sync::lock(&self.crowds);
-        if crowds.len() >= MOST_CROWDED {
-            crowds.retain(|_, since| now < *since + CROWDED);
+        let mut contended = sync::lock(&self.contended);
+        if contended.len() >= MAX_CONTENDED {
+            contended.retain(|_, since| now < *since + CONTENDED_FOR);
         }
-        if crowds.len() < MOST_CROWDED {
-            crowds.insert(claim.name.clone(), now);
+        if contended.len() < MAX_CONTENDED {
+            contended.insert(claim.name.clone(), now);
         }
     }
 
-    fn is_crowded(&self, claim: &Claim) -> bool {
-        let since = sync::lock(&self.crowds).get(&claim.name).copied();
-        since.is_some_and(|since| self.clock.now() < since + CROWDED)
+    fn is_contended(&self, claim: &Claim) -> bool {
+        let since = sync::lock(&self.contended).get(&claim.name).copied();
+        since.is_some_and(|since| self.clock.now() < since + CONTENDED_FOR)
     }
 }
 
@@ -373,12 +408,24 @@ impl Engine for Redlock {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
-        Admission::from_inner(self.core.acquire(claim, wait).await)
+        self.core.check(claim)?;
+        let (reply, acquired) = oneshot::channel();
+        self.core.nodes.spawn(self.core.clone().acquire(claim.clone(), wait, reply));
+        Admission::from_inner(acquired.await.unwrap_or(Err(Error::Closed)))
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
-        let replies = self.core.renew(batch).await;
-        replies.into_iter().map(Renewal::from_inner).collect()
+        let held = batch.iter().map(|(claim, grant)| self.core.held_attempt(claim, grant));
+        let held: Vec<Option<(Arc<Attempt>, Token)>> = held.collect();
+        let (reply, renewed) = oneshot::channel();
+        let known = held.iter().flatten().cloned().collect();
+        self.core.nodes.spawn(self.core.clone().renew(known, reply));
+        let mut renewed = renewed.await.unwrap_or_default().into_iter();
+        let outcomes = held.iter().map(|held| match held {
+            Some(_) => Renewal::from_inner(renewed.next().unwrap_or(Err(Error::Closed))),
+            None => Ok(Renewal::Lost(LossReason::Forgotten)),
+        });
+        outcomes.collect()
     }
 
     async fn raise(&self, _: &Claim, _: &Grant, _: Token) -> Result<Grant> {
@@ -391,11 +438,14 @@ impl Engine for Redlock {
             let what = "readers that share a lock over a quorum".to_owned();
             return Err(Error::Unsupported { engine: ENGINE, what });
         }
-        self.core.amend(claim, grant, &to).await
+        let (core, claim, grant) = (self.core.clone(), claim.clone(), grant.clone());
+        self.run(async move { core.amend(&claim, &grant, &to).await }).await
     }
 
     async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
-        self.core.adopt(claim, grant, successor).await
+        let (core, claim, grant) = (self.core.clone(), claim.clone(), grant.clone());
+        let successor = successor.clone();
+        self.run(async move { core.adopt(&claim, &grant, &successor).await }).await
     }
 
     async fn release(
@@ -404,12 +454,17 @@ impl Engine for Redlock {
         grant: &Grant,
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        // Whoever is next has a place at the door from then on, and asks for the rest itself.
-        self.core.release(claim, grant, next).await.map(|()| None)
+        let not_held = || Error::NotHeld { name: claim.name.clone() };
+        let (attempt, _) = self.core.held_attempt(claim, grant).ok_or_else(not_held)?;
+        let (reply, released) = oneshot::channel();
+        self.core.nodes.spawn(self.core.clone().release(attempt, next.cloned(), reply));
+        // The next claim is queued at the entry node from then on, and asks the others itself.
+        released.await.unwrap_or(Err(Error::Closed)).map(|()| None)
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        self.core.withdraw(claim).await
+        let (core, claim) = (self.core.clone(), claim.clone());
+        self.run(async move { core.withdraw(&claim).await }).await
     }
 
     fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
@@ -417,11 +472,13 @@ impl Engine for Redlock {
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
-        self.core.look(name).await
+        let (core, name) = (self.core.clone(), name.clone());
+        self.run(async move { core.inspect(&name).await }).await
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
-        self.core.list(prefix).await
+        let (core, prefix) = (self.core.clone(), prefix.clone());
+        self.run(async move { core.list(&prefix).await }).await
     }
 
     async fn cell(&self, _: &Name, _: Version, _: Option<Vec<u8>>) -> Result<Swap> {
@@ -430,7 +487,8 @@ impl Engine for Redlock {
     }
 
     async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
-        self.core.force_release(name, how).await
+        let (core, name) = (self.core.clone(), name.clone());
+        self.run(async move { core.force_release(&name, how).await }).await
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
@@ -439,10 +497,10 @@ impl Engine for Redlock {
 
     async fn close(&self) {
         self.listeners.iter().for_each(tokio::task::AbortHandle::abort);
-        // What a slow node still has is given back first, if it does not take too long.
-        let mut owing = self.core.owing.subscribe();
-        let limit = self.core.clock.now() + PATIENCE;
-        let _ = self.core.clock.timeout_at(limit, owing.wait_for(|owing| *owing == 0)).await;
+        // Cleanup at slow nodes is finished first, if it does not take too long.
+        let mut cleanups = self.core.cleanups.subscribe();
+        let limit = self.core.clock.now() + MAX_QUORUM_TIMEOUT;
+        let _ = self.core.clock.timeout_at(limit, cleanups.wait_for(|running| *running == 0)).await;
         let each = self.core.nodes.all.iter().map(|node| node.engine.close());
         futures_util::future::join_all(each).await;
     }

@@ -1,4 +1,4 @@
-//! One attempt at a lock: what each node has answered, and what follows from it. No requests here.
+//! One attempt at a lock: what each node replied, and what follows from it. No requests here.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -8,23 +8,23 @@ use crate::error::{LossReason, Result};
 use crate::sync;
 use crate::token::Token;
 
-/// The version of what a grant's key says.
+/// The version of the format of a grant's key.
 const KEY_VERSION: u8 = 1;
 
-/// The claim that an attempt belongs to. Every attempt has an id of its own, because a late request
-/// of one must never count for another: the last byte counts them.
-pub(super) fn whole(attempt: ClaimId) -> ClaimId {
+/// The claim that an attempt belongs to. Every attempt has an id of its own, whose last byte is its
+/// number, because a late request of one attempt must never count for another.
+pub(super) fn claim_of(attempt: ClaimId) -> ClaimId {
     ClaimId::from_bits(attempt.to_bits() & !0xff)
 }
 
 /// The id of a claim's attempt with this number.
-pub(super) fn numbered(claim: ClaimId, number: u8) -> ClaimId {
+pub(super) fn attempt_id(claim: ClaimId, number: u8) -> ClaimId {
     ClaimId::from_bits(claim.to_bits() | u128::from(number))
 }
 
-/// Whether a node's own value counts for a holder of `token`. A greater one by more than one may
-/// have come after somebody else's newer token: such a node is kept and given back, but proves
-/// nothing. One more says that the fence there was the token itself until just before.
+/// Whether a node's own value counts for a holder of `token`. `token + 1` proves that the fence
+/// there was the token itself until just before. A greater value may have come after a newer token
+/// of another claim: such a node is kept and released, but proves nothing.
 pub(super) fn counts(value: Token, token: Token) -> bool {
     value.get() <= token.get().saturating_add(1)
 }
@@ -34,62 +34,62 @@ pub(super) fn counts(value: Token, token: Token) -> bool {
 pub(super) struct Attempt {
     /// The claim, under the attempt's own id.
     pub(super) claim: Claim,
-    state: Mutex<State>,
+    state: Mutex<AttemptState>,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
-    at: Vec<At>,
-    fate: Fate,
-    /// The nodes that have been asked to refuse renewals, and those of which nothing is known.
+pub(super) struct AttemptState {
+    at: Vec<AtNode>,
+    phase: AttemptPhase,
+    /// Bit sets of the nodes that refuse renewals, and of those whose state is in doubt.
     revoked: u64,
-    doubted: u64,
+    in_doubt: u64,
 }
 
-/// How an attempt stands at one node.
+/// The state of an attempt at one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum At {
-    /// Nothing of it is there.
+pub(super) enum AtNode {
+    /// It has nothing there.
     Nothing,
-    /// It was asked for, and the answer may still come.
-    Asked,
+    /// The lock was requested, and the reply may still come.
+    Requested,
     /// It holds the lock there.
     Granted(Grant),
-    /// Another holds the lock there, or it was lost.
+    /// Another claim holds the lock there, or it was lost.
     Refused,
-    /// Something of it may be there.
+    /// It may have something there.
     Unknown,
 }
 
-/// What became of an attempt as a whole.
+/// The phase of an attempt as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum AttemptPhase {
     Open,
     Held(Token),
-    Over,
+    Ended,
 }
 
-/// What the answers so far come to.
+/// What follows from the replies so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// A quorum granted this very value.
+    /// A quorum granted this value.
     Won(Token),
-    /// A quorum granted, by different values: this is the greatest.
+    /// A quorum granted different values; this is the greatest.
     Raise(Token),
-    /// A quorum cannot be reached by the answers that may still come.
+    /// The replies that may still come cannot make a quorum.
     Lost,
     Open,
 }
 
 impl Attempt {
     pub(super) fn new(claim: Claim, nodes: usize) -> Self {
-        let at = vec![At::Nothing; nodes];
-        let state = State { at, fate: Fate::Open, revoked: 0, doubted: 0 };
+        let at = vec![AtNode::Nothing; nodes];
+        let state = AttemptState { at, phase: AttemptPhase::Open, revoked: 0, in_doubt: 0 };
         Self { claim, state: Mutex::new(state) }
     }
 
-    /// The attempt that a grant's key tells of, as another process has it. What it does not tell
-    /// is unknown.
+    /// The attempt that a grant's key describes, for a process that attaches a ticket. Nodes that
+    /// the key does not mention are unknown.
     pub(super) fn from_key(claim: &Claim, grant: &Grant, nodes: usize) -> Option<Self> {
         let (version, rest) = grant.key.split_first()?;
         let (number, tokens) = rest.split_first()?;
@@ -98,115 +98,119 @@ impl Attempt {
         }
         let at = tokens.chunks_exact(8).map(|token| {
             match u64::from_le_bytes(token.try_into().unwrap_or_default()) {
-                0 => At::Unknown,
-                token => At::Granted(Grant {
+                0 => AtNode::Unknown,
+                token => AtNode::Granted(Grant {
                     token: Token::new(token),
                     valid_until: grant.valid_until,
                     key: Vec::new(),
                 }),
             }
         });
-        let state =
-            State { at: at.collect(), fate: Fate::Held(grant.token), revoked: 0, doubted: 0 };
-        let id = numbered(claim.id, *number);
+        let state = AttemptState {
+            at: at.collect(),
+            phase: AttemptPhase::Held(grant.token),
+            revoked: 0,
+            in_doubt: 0,
+        };
+        let id = attempt_id(claim.id, *number);
         Some(Self { claim: Claim { id, ..claim.clone() }, state: Mutex::new(state) })
     }
 
-    /// The claim as it asks a node for a value of at least this.
-    pub(super) fn proposing(&self, floor: Token) -> Claim {
+    /// The claim as it requests a value of at least `floor` from a node.
+    pub(super) fn with_floor(&self, floor: Token) -> Claim {
         Claim { floor: Some(floor), ..self.claim.clone() }
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, AttemptState> {
         sync::lock(&self.state)
     }
 
-    /// Whether it was held, and so long ago that nothing of it is left anywhere.
-    pub(super) fn is_long_over(&self, now: Moment) -> bool {
+    /// Whether it was held, and its last lease ended more than a ttl ago.
+    pub(super) fn is_expired(&self, now: Moment) -> bool {
         let state = self.state();
         let last = state.granted().map(|(_, grant)| grant.valid_until).max();
         let is_over = last.is_some_and(|last| last + self.claim.ttl < now);
-        is_over && matches!(state.fate, Fate::Held(_))
+        is_over && matches!(state.phase, AttemptPhase::Held(_))
     }
 
-    /// Whether its lease at this node is much shorter than elsewhere: a first one.
-    pub(super) fn is_short_at(&self, node: usize) -> bool {
+    /// Whether its lease at this node is much shorter than elsewhere: a first lease.
+    pub(super) fn has_first_lease_at(&self, node: usize) -> bool {
         let state = self.state();
         let latest = state.granted().map(|(_, grant)| grant.valid_until).max();
-        let (At::Granted(grant), Some(latest)) = (state.at(node), latest) else { return false };
+        let (AtNode::Granted(grant), Some(latest)) = (state.at(node), latest) else { return false };
         grant.valid_until + self.claim.ttl / 4 < latest
     }
 
-    /// The grant of the whole: by this token, for as long as a quorum of the nodes keeps it.
+    /// The grant over all nodes: with this token, valid as long as a quorum keeps it.
     pub(super) fn grant(&self, token: Token, quorum: usize) -> Grant {
         let state = self.state();
         let mut key = vec![KEY_VERSION, self.claim.id.to_bits() as u8];
         for at in &state.at {
-            let token = if let At::Granted(grant) = at { grant.token.get() } else { 0 };
+            let token = if let AtNode::Granted(grant) = at { grant.token.get() } else { 0 };
             key.extend(token.to_le_bytes());
         }
         Grant { token, valid_until: state.valid_until(token, quorum), key }
     }
 }
 
-impl State {
-    pub(super) fn at(&self, node: usize) -> &At {
+impl AttemptState {
+    pub(super) fn at(&self, node: usize) -> &AtNode {
         &self.at[node]
     }
 
-    pub(super) fn set(&mut self, node: usize, at: At) {
-        if matches!(at, At::Granted(_)) {
-            self.doubted &= !(1 << node);
+    pub(super) fn set(&mut self, node: usize, at: AtNode) {
+        if matches!(at, AtNode::Granted(_)) {
+            self.in_doubt &= !(1 << node);
         }
         self.at[node] = at;
     }
 
-    /// Notes the answer to a request for the lock. What is not an answer leaves it unknown.
-    pub(super) fn answered(&mut self, node: usize, answer: &Result<Option<Grant>>) {
+    /// Records the reply to a request for the lock. After an error the state is unknown.
+    pub(super) fn on_reply(&mut self, node: usize, reply: &Result<Option<Grant>>) {
         self.set(
             node,
-            match answer {
-                Ok(Some(grant)) => At::Granted(grant.clone()),
-                Ok(None) => At::Refused,
-                Err(_) => At::Unknown,
+            match reply {
+                Ok(Some(grant)) => AtNode::Granted(grant.clone()),
+                Ok(None) => AtNode::Refused,
+                Err(_) => AtNode::Unknown,
             },
         );
     }
 
-    pub(super) fn fate(&self) -> Fate {
-        self.fate
+    pub(super) fn phase(&self) -> AttemptPhase {
+        self.phase
     }
 
-    /// It is over, from now on; what it was before.
-    pub(super) fn end(&mut self) -> Fate {
-        std::mem::replace(&mut self.fate, Fate::Over)
+    /// Ends it, and returns the phase before.
+    pub(super) fn end(&mut self) -> AttemptPhase {
+        std::mem::replace(&mut self.phase, AttemptPhase::Ended)
     }
 
-    /// It is held, unless it was withdrawn meanwhile.
+    /// Makes it held, unless it has ended meanwhile; returns whether it is.
     pub(super) fn hold(&mut self, token: Token) -> bool {
-        let open = self.fate == Fate::Open;
+        let open = self.phase == AttemptPhase::Open;
         if open {
-            self.fate = Fate::Held(token);
+            self.phase = AttemptPhase::Held(token);
         }
         open
     }
 
-    /// The nodes where it holds, and how.
+    /// The nodes where it holds, and their grants.
     pub(super) fn granted(&self) -> impl Iterator<Item = (usize, &Grant)> {
         self.at.iter().enumerate().filter_map(|(node, at)| match at {
-            At::Granted(grant) => Some((node, grant)),
+            AtNode::Granted(grant) => Some((node, grant)),
             _ => None,
         })
     }
 
-    /// The nodes at which it stands like this.
-    pub(super) fn those(&self, like: impl Fn(&At) -> bool) -> Vec<usize> {
-        (0..self.at.len()).filter(|node| like(&self.at[*node])).collect()
+    /// The nodes where its state is as given.
+    pub(super) fn nodes_where(&self, is: impl Fn(&AtNode) -> bool) -> Vec<usize> {
+        (0..self.at.len()).filter(|node| is(&self.at[*node])).collect()
     }
 
     pub(super) fn verdict(&self, quorum: usize) -> Verdict {
         let values: Vec<Token> = self.granted().map(|(_, grant)| grant.token).collect();
-        let asked = self.those(|at| *at == At::Asked).len();
+        let asked = self.nodes_where(|at| *at == AtNode::Requested).len();
         let owners = |value: &Token| values.iter().filter(|other| *other == value).count();
         let won = values.iter().find(|value| owners(value) >= quorum);
         match (won, values.iter().max()) {
@@ -217,17 +221,17 @@ impl State {
         }
     }
 
-    /// How many nodes said yes or no.
-    pub(super) fn answers(&self) -> usize {
-        self.those(|at| matches!(at, At::Granted(_) | At::Refused)).len()
+    /// The number of nodes that granted or refused.
+    pub(super) fn replies(&self) -> usize {
+        self.nodes_where(|at| matches!(at, AtNode::Granted(_) | AtNode::Refused)).len()
     }
 
-    /// How many nodes said yes or no, or still may in their time.
+    /// The number of nodes that granted or refused, or may still do so in time.
     pub(super) fn reachable(&self) -> usize {
-        self.answers() + self.those(|at| *at == At::Asked).len()
+        self.replies() + self.nodes_where(|at| *at == AtNode::Requested).len()
     }
 
-    /// Until when a quorum of the nodes keeps it: the quorum-th greatest of their own ends.
+    /// Until when a quorum keeps it: the quorum-th greatest end of the leases that count.
     pub(super) fn valid_until(&self, token: Token, quorum: usize) -> Moment {
         let counted = self.granted().filter(|(_, grant)| counts(grant.token, token));
         let mut ends: Vec<Moment> = counted.map(|(_, grant)| grant.valid_until).collect();
@@ -235,18 +239,18 @@ impl State {
         ends.get(quorum - 1).copied().unwrap_or(Moment::from_nanos(0))
     }
 
-    /// The nodes that may still keep it, and count.
-    pub(super) fn standing(&self, token: Token) -> Vec<usize> {
-        self.those(|at| match at {
-            At::Granted(grant) => counts(grant.token, token),
-            At::Asked | At::Unknown => true,
-            At::Nothing | At::Refused => false,
+    /// The nodes that may still hold it, and count.
+    pub(super) fn possible_nodes(&self, token: Token) -> Vec<usize> {
+        self.nodes_where(|at| match at {
+            AtNode::Granted(grant) => counts(grant.token, token),
+            AtNode::Requested | AtNode::Unknown => true,
+            AtNode::Nothing | AtNode::Refused => false,
         })
     }
 
-    /// A node tells that it has taken the lock away, or will not renew it. Why the whole is lost,
-    /// if it is.
-    pub(super) fn taken_away(
+    /// A node reports that it has taken the lock away, or will not renew it. Returns why the lock as
+    /// a whole is lost, if it is.
+    pub(super) fn on_lost(
         &mut self,
         node: usize,
         why: LossReason,
@@ -254,22 +258,22 @@ impl State {
     ) -> Option<LossReason> {
         match why {
             LossReason::Revoked => self.revoked |= 1 << node,
-            _ => self.set(node, At::Refused),
+            _ => self.set(node, AtNode::Refused),
         }
-        let Fate::Held(token) = self.fate else { return None };
-        let stands = |node: &usize| self.revoked & (1 << node) == 0;
-        let standing = self.standing(token).into_iter().filter(stands).count();
-        (standing < quorum).then_some(why)
+        let AttemptPhase::Held(token) = self.phase else { return None };
+        let is_unrevoked = |node: &usize| self.revoked & (1 << node) == 0;
+        let possible = self.possible_nodes(token).into_iter().filter(is_unrevoked).count();
+        (possible < quorum).then_some(why)
     }
 
-    /// A node cannot be asked at the moment. Whether too few are left to be sure.
-    pub(super) fn doubt(&mut self, node: usize, quorum: usize) -> bool {
-        self.doubted |= 1 << node;
-        let Fate::Held(token) = self.fate else { return false };
-        let sure = self
+    /// A node cannot be reached now. Returns whether fewer than a quorum are beyond doubt.
+    pub(super) fn on_doubt(&mut self, node: usize, quorum: usize) -> bool {
+        self.in_doubt |= 1 << node;
+        let AttemptPhase::Held(token) = self.phase else { return false };
+        let certain = self
             .granted()
-            .filter(|(node, grant)| self.doubted & (1 << node) == 0 && counts(grant.token, token));
-        sure.count() < quorum
+            .filter(|(node, grant)| self.in_doubt & (1 << node) == 0 && counts(grant.token, token));
+        certain.count() < quorum
     }
 }
 
@@ -282,13 +286,13 @@ mod tests {
         Claim::plain("n", Duration::from_secs(1))
     }
 
-    fn granted(token: u64, ends: u64) -> At {
+    fn granted(token: u64, ends: u64) -> AtNode {
         let valid_until = Moment::from_nanos(ends);
-        At::Granted(Grant { token: Token::new(token), valid_until, key: Vec::new() })
+        AtNode::Granted(Grant { token: Token::new(token), valid_until, key: Vec::new() })
     }
 
-    /// The verdict of five nodes that stand like this.
-    fn verdict(at: [At; 5]) -> Verdict {
+    /// The verdict of five nodes in these states.
+    fn verdict(at: [AtNode; 5]) -> Verdict {
         let attempt = Attempt::new(claim(), 5);
         at.into_iter().enumerate().for_each(|(node, at)| attempt.state().set(node, at));
         attempt.state().verdict(3)
@@ -297,13 +301,13 @@ mod tests {
     #[test]
     fn a_value_from_a_quorum_is_a_token_whatever_the_others_say() {
         let (five, nine) = (granted(5, 1), granted(9, 1));
-        let all = [five.clone(), five.clone(), five.clone(), nine.clone(), At::Refused];
+        let all = [five.clone(), five.clone(), five.clone(), nine.clone(), AtNode::Refused];
         assert_eq!(verdict(all), Verdict::Won(Token::new(5)));
-        let split = [five.clone(), five.clone(), nine.clone(), At::Refused, At::Unknown];
+        let split = [five.clone(), five.clone(), nine.clone(), AtNode::Refused, AtNode::Unknown];
         assert_eq!(verdict(split), Verdict::Raise(Token::new(9)));
-        let early = [five.clone(), five.clone(), nine.clone(), At::Asked, At::Refused];
+        let early = [five.clone(), five.clone(), nine.clone(), AtNode::Requested, AtNode::Refused];
         assert_eq!(verdict(early), Verdict::Open);
-        let few = [five.clone(), five, At::Refused, At::Refused, At::Unknown];
+        let few = [five.clone(), five, AtNode::Refused, AtNode::Refused, AtNode::Unknown];
         assert_eq!(verdict(few), Verdict::Lost);
     }
 
@@ -315,12 +319,12 @@ mod tests {
         }
         let token = Token::new(7);
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(20));
-        // One more says that the fence was the token; two more may hide somebody else's.
+        // `token + 1` proves that the fence was the token; `token + 2` may hide a newer token.
         attempt.state().set(4, granted(8, 40));
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(20));
         attempt.state().set(4, granted(9, 40));
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(10));
-        attempt.state().set(0, At::Refused);
+        attempt.state().set(0, AtNode::Refused);
         assert_eq!(attempt.state().valid_until(token, 3), Moment::from_nanos(0));
     }
 
@@ -329,25 +333,25 @@ mod tests {
         let attempt = Attempt::new(claim(), 3);
         let second = 1_000_000_000;
         (0..3).for_each(|node| attempt.state().set(node, granted(7, 10 * second)));
-        let long_over = |secs: u64| attempt.is_long_over(Moment::from_nanos(secs * second));
-        assert!(!long_over(100), "somebody still asks for it");
+        let give_up_at = |secs: u64| attempt.is_expired(Moment::from_nanos(secs * second));
+        assert!(!give_up_at(100), "it is still being acquired");
         assert!(attempt.state().hold(Token::new(7)));
-        assert!(!long_over(11));
-        assert!(long_over(12));
+        assert!(!give_up_at(11));
+        assert!(give_up_at(12));
     }
 
     #[test]
     fn a_key_tells_another_process_what_it_needs() {
         let claim = claim();
-        let own = Claim { id: numbered(claim.id, 3), ..claim.clone() };
+        let own = Claim { id: attempt_id(claim.id, 3), ..claim.clone() };
         let attempt = Attempt::new(own.clone(), 3);
         attempt.state().set(0, granted(7, 1));
         attempt.state().set(2, granted(8, 1));
         let grant = attempt.grant(Token::new(7), 2);
         let again = Attempt::from_key(&claim, &grant, 3).unwrap();
         assert_eq!(again.claim.id, own.id);
-        assert_eq!(whole(again.claim.id), claim.id);
-        assert_eq!(*again.state().at(1), At::Unknown);
+        assert_eq!(claim_of(again.claim.id), claim.id);
+        assert_eq!(*again.state().at(1), AtNode::Unknown);
         assert_eq!(again.state().granted().map(|(_, g)| g.token.get()).collect::<Vec<_>>(), [7, 8]);
         assert!(Attempt::from_key(&claim, &grant, 5).is_none());
         assert!(Attempt::from_key(&claim, &Grant { key: vec![], ..grant }, 3).is_none());

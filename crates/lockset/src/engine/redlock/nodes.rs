@@ -1,8 +1,8 @@
-//! The nodes of a quorum, and which of them are worth asking.
+//! The nodes of a quorum, and which of them are usable.
 //!
-//! A node that does not answer in its time is left out, so that it costs that time once and not in
-//! every request. It is asked how it is now and then, and used again when it answers quickly, or
-//! when there is no quorum without it.
+//! A node that does not reply within its timeout is excluded, so that it costs that time once and
+//! not in every request. Its health is then checked periodically. It is used again when it replies
+//! quickly, or when there is no quorum without it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::ENGINE;
 use crate::clock::{Clock, Moment};
@@ -18,49 +19,51 @@ use crate::error::{Error, Result};
 use crate::report::report;
 use crate::sync;
 
-/// How often a node that was left out is asked whether it is back.
-const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// It is back when it has answered within this time, so often in a row: one that is only slow would
-/// cost its time again and again. Where nodes may take longer to answer, it may take as long.
-const QUICK: Duration = Duration::from_millis(200);
-const QUICK_IN_A_ROW: u32 = 2;
-/// How often the node where somebody queues is asked how it is, and how long it may take; likewise.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
-const SILENT: Duration = Duration::from_millis(500);
-/// How long a node that was left out may take to tell how it is. Longer than the patience of
-/// engines, which know better what is wrong.
-const TELL: Duration = Duration::from_secs(3);
+/// The pause between health checks of an excluded node.
+const PROBE_EVERY: Duration = Duration::from_millis(100);
+/// An excluded node is readmitted when it has replied within this time, twice in a row: a node that
+/// is only slow would cost its timeout again and again. If the timeout of a node was set and is
+/// longer, that is the limit.
+const QUICK_REPLY: Duration = Duration::from_millis(200);
+const QUICK_REPLIES: u32 = 2;
+/// The pause between health checks of a node where claims of this client queue, and how long one
+/// may take; the timeout of a node, if it was set and is longer.
+const MONITOR_EVERY: Duration = Duration::from_millis(500);
+const MONITOR_TIMEOUT: Duration = Duration::from_millis(500);
+/// The timeout of a health check. Longer than the timeouts of the engines themselves, whose errors
+/// say better what is wrong.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// One of the nodes.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct QuorumNode {
     pub(super) engine: Arc<dyn Engine>,
     out: watch::Sender<bool>,
-    /// It did not answer in its time, and is needed for a quorum all the same.
+    /// It did not reply in time, but is needed for a quorum.
     silent: AtomicBool,
-    /// It is another node under a second address, as far as is known.
-    doubled: AtomicBool,
-    /// Until when it is not counted, because it was started lately.
-    rests_until: Mutex<Option<Moment>>,
-    /// Somebody asks already whether it is back.
-    asked_for: AtomicBool,
-    /// How many queue there and want to know if it falls silent.
-    watchers: AtomicUsize,
-    /// Somebody asks for them.
-    watched: AtomicBool,
+    /// It is the same server as another node, as far as is known.
+    duplicate: AtomicBool,
+    /// From when it is counted; it was started recently.
+    counted_from: Mutex<Option<Moment>>,
+    /// A task checks whether it is back.
+    probing: AtomicBool,
+    /// The number of claims that queue there and must know if it falls silent.
+    monitors: AtomicUsize,
+    /// A task checks its health for them.
+    monitored: AtomicBool,
 }
 
-impl Node {
+impl QuorumNode {
     pub(super) fn new(engine: Arc<dyn Engine>) -> Self {
         Self {
             engine,
             out: watch::Sender::new(false),
             silent: AtomicBool::new(false),
-            doubled: AtomicBool::new(false),
-            rests_until: Mutex::default(),
-            asked_for: AtomicBool::new(false),
-            watchers: AtomicUsize::new(0),
-            watched: AtomicBool::new(false),
+            duplicate: AtomicBool::new(false),
+            counted_from: Mutex::default(),
+            probing: AtomicBool::new(false),
+            monitors: AtomicUsize::new(0),
+            monitored: AtomicBool::new(false),
         }
     }
 
@@ -68,129 +71,129 @@ impl Node {
         *self.out.borrow()
     }
 
-    fn is_well(&self) -> bool {
+    fn is_healthy(&self) -> bool {
         !self.is_out() && !self.silent.load(Ordering::Acquire)
     }
 
-    /// Tells whenever the node is left out, from now on.
-    pub(super) fn leavings(&self) -> Leavings {
-        Leavings(self.out.subscribe())
+    /// Future exclusions of this node.
+    pub(super) fn exclusions(&self) -> Exclusions {
+        Exclusions(self.out.subscribe())
     }
 }
 
-/// When a node is left out.
-pub(super) struct Leavings(watch::Receiver<bool>);
+/// Exclusions of a node.
+pub(super) struct Exclusions(watch::Receiver<bool>);
 
-impl Leavings {
-    /// Pending until the node is left out, once more if it is already.
+impl Exclusions {
+    /// Pending until the node is excluded; if it is already, until it is excluded again.
     pub(super) async fn next(&mut self) {
-        // The sender lives as long as the node, which is never dropped before whoever asks here.
+        // The sender is part of the node, which outlives this receiver.
         while self.0.changed().await.is_ok() && !*self.0.borrow_and_update() {}
     }
 }
 
-/// Somebody who queues at a node, until this is dropped.
-pub(super) struct Watching {
-    node: Arc<Node>,
+/// A claim that queues at a node, until this is dropped.
+pub(super) struct MonitorGuard {
+    node: Arc<QuorumNode>,
 }
 
-impl Drop for Watching {
+impl Drop for MonitorGuard {
     fn drop(&mut self) {
-        self.node.watchers.fetch_sub(1, Ordering::AcqRel);
+        self.node.monitors.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// All nodes, in the order in which every client has them.
 #[derive(Debug)]
-pub(super) struct Nodes {
-    pub(super) all: Vec<Arc<Node>>,
+pub(super) struct QuorumNodes {
+    pub(super) all: Vec<Arc<QuorumNode>>,
     pub(super) quorum: usize,
-    /// How long a node may take to answer, if that was set.
+    /// How long a node may take to reply, if that was set.
     timeout: Duration,
     clock: Clock,
-    /// Where everything goes on that nobody waits for.
-    pub(super) home: Handle,
-    /// Who is who, as far as it is known: no server may count twice.
-    runs: std::sync::Mutex<Vec<Option<String>>>,
+    /// Where all requests run.
+    runtime: Handle,
+    /// The run id of each node's server, as far as it is known: no server may count twice.
+    runs: Mutex<Vec<Option<String>>>,
 }
 
-impl Nodes {
+impl QuorumNodes {
     pub(super) fn new(
         engines: Vec<Arc<dyn Engine>>,
         timeout: Option<Duration>,
         clock: Clock,
     ) -> Self {
-        let runs = std::sync::Mutex::new(vec![None; engines.len()]);
+        let runs = Mutex::new(vec![None; engines.len()]);
         let quorum = engines.len() / 2 + 1;
-        let all = engines.into_iter().map(|engine| Arc::new(Node::new(engine))).collect();
+        let all = engines.into_iter().map(|engine| Arc::new(QuorumNode::new(engine))).collect();
         let timeout = timeout.unwrap_or_default();
-        Self { all, quorum, timeout, clock, home: Handle::current(), runs }
+        Self { all, quorum, timeout, clock, runtime: Handle::current(), runs }
     }
 
-    /// The nodes that are worth asking.
-    pub(super) fn worth_asking(&self) -> Vec<usize> {
-        (0..self.all.len()).filter(|node| self.is_worth_asking(*node)).collect()
+    /// The usable nodes.
+    pub(super) fn usable(&self) -> Vec<usize> {
+        (0..self.all.len()).filter(|node| self.is_usable(*node)).collect()
     }
 
-    /// If there is no quorum without those left out, they are: perhaps it was this client that was
-    /// slow, and nothing is won by asking fewer.
-    pub(super) fn is_worth_asking(&self, node: usize) -> bool {
+    /// Excluded nodes are usable if there is no quorum without them: perhaps this client was slow,
+    /// and asking fewer gains nothing.
+    pub(super) fn is_usable(&self, node: usize) -> bool {
         let one = &self.all[node];
-        !one.doubled.load(Ordering::Acquire) && (!one.is_out() || self.lacks_a_quorum())
+        !one.duplicate.load(Ordering::Acquire) && (!one.is_out() || self.lacks_quorum())
     }
 
-    fn lacks_a_quorum(&self) -> bool {
-        self.all.iter().filter(|node| node.is_well()).count() < self.quorum
+    fn lacks_quorum(&self) -> bool {
+        self.all.iter().filter(|node| node.is_healthy()).count() < self.quorum
     }
 
-    /// Where everybody queues, so that contenders do not split the votes: the first that is worth
-    /// asking.
-    pub(super) fn door(&self) -> Option<usize> {
-        (0..self.all.len()).find(|node| self.is_worth_asking(*node))
+    /// The entry node: the first usable node, where all claims queue so that contenders do not
+    /// split the votes.
+    pub(super) fn entry_node(&self) -> Option<usize> {
+        (0..self.all.len()).find(|node| self.is_usable(*node))
     }
 
-    /// This node did not answer in its time. It is left out if there is a quorum without it.
-    pub(super) fn leave_out(self: &Arc<Self>, node: usize) {
+    /// Excludes a node that did not reply in time, if there is a quorum without it.
+    pub(super) fn exclude(self: &Arc<Self>, node: usize) {
         let one = &self.all[node];
-        let others = self.all.iter().filter(|other| other.is_well() && !Arc::ptr_eq(one, other));
+        let others = self.all.iter().filter(|other| other.is_healthy() && !Arc::ptr_eq(one, other));
         if others.count() < self.quorum {
             one.silent.store(true, Ordering::Release);
         } else if !one.out.send_replace(true) {
-            report!(warn, node = one.engine.identity(), "a node does not answer and is left out");
+            report!(warn, node = one.engine.identity(), "a node does not reply and is excluded");
         }
-        if !one.asked_for.swap(true, Ordering::AcqRel) {
+        if !one.probing.swap(true, Ordering::AcqRel) {
             let nodes = self.clone();
-            self.home.spawn(async move { nodes.ask_for(node).await });
+            self.runtime.spawn(async move { nodes.probe_until_back(node).await });
         }
     }
 
-    /// This node answered, however late: it is used again if there is no quorum without it.
-    pub(super) fn answered(&self, node: usize) {
-        if self.lacks_a_quorum() && self.is_worth_asking(node) {
-            self.is_back(node);
+    /// A node replied, perhaps late: it is readmitted if there is no quorum without it.
+    pub(super) fn on_reply(&self, node: usize) {
+        if self.lacks_quorum() && self.is_usable(node) {
+            self.readmit(node);
         }
     }
 
-    fn is_back(&self, node: usize) {
+    fn readmit(&self, node: usize) {
         let one = &self.all[node];
         one.silent.store(false, Ordering::Release);
         if one.is_out() && one.out.send_replace(false) {
-            report!(info, node = one.engine.identity(), "a node answers again");
+            report!(info, node = one.engine.identity(), "a node replies again and is used");
         }
     }
 
-    /// Asks how the node is until it is worth asking for locks.
-    async fn ask_for(&self, node: usize) {
+    /// Checks the health of an excluded node until it is usable again, then readmits it.
+    async fn probe_until_back(&self, node: usize) {
         let one = &self.all[node];
         let mut quick = 0;
-        while quick < QUICK_IN_A_ROW {
-            self.clock.sleep_until(self.clock.now() + ASK_AGAIN).await;
+        while quick < QUICK_REPLIES {
+            self.clock.sleep_until(self.clock.now() + PROBE_EVERY).await;
             let asked = self.clock.now();
-            match self.look_at(node).await {
-                Ok(_) if self.lacks_a_quorum() => break,
+            match self.check_health(node).await {
+                Ok(_) if self.lacks_quorum() => break,
                 Ok(_)
                     if self.clock.now().saturating_duration_since(asked)
-                        <= QUICK.max(self.timeout) =>
+                        <= QUICK_REPLY.max(self.timeout) =>
                 {
                     quick += 1
                 }
@@ -201,67 +204,72 @@ impl Nodes {
                         debug,
                         node = one.engine.identity(),
                         error = error,
-                        "a node is still left out"
+                        "a node is still excluded"
                     );
                     quick = 0;
                 }
             }
         }
-        one.asked_for.store(false, Ordering::Release);
-        self.is_back(node);
+        one.probing.store(false, Ordering::Release);
+        self.readmit(node);
     }
 
-    /// How a node is. Fails if it does not answer, or is another node under a second address.
-    pub(super) async fn look_at(&self, node: usize) -> Result<Health> {
+    /// Fails if the node does not reply, is not counted yet, or is the same server as another node.
+    pub(super) async fn check_health(&self, node: usize) -> Result<Health> {
         let one = &self.all[node];
-        let told = self.clock.timeout_at(self.clock.now() + TELL, one.engine.health()).await;
-        let silent = || failed(format!("{} does not answer", one.engine.identity()), true);
-        let vitals = told.ok_or_else(silent)??;
-        let rests_until = vitals.counted_in.map(|left| self.clock.now() + left);
-        *sync::lock(&one.rests_until) = rests_until;
-        if rests_until.is_some() {
-            return Err(failed(format!("{} is not counted yet", one.engine.identity()), true));
+        let checked =
+            self.clock.timeout_at(self.clock.now() + HEALTH_TIMEOUT, one.engine.health()).await;
+        let silent =
+            || unreachable_error(format!("{} does not answer", one.engine.identity()), true);
+        let health = checked.ok_or_else(silent)??;
+        let counted_from = health.counted_in.map(|left| self.clock.now() + left);
+        *sync::lock(&one.counted_from) = counted_from;
+        if counted_from.is_some() {
+            return Err(unreachable_error(
+                format!("{} is not counted yet", one.engine.identity()),
+                true,
+            ));
         }
         let mut runs = sync::lock(&self.runs);
-        // What it was before is past, and may be where another address leads now.
+        // Its former server may be another node's now.
         runs[node] = None;
-        if let Some(run) = &vitals.run {
-            let is_it = |other: &Option<String>| other.as_ref() == Some(run);
+        if let Some(run) = &health.run {
+            let is_same = |other: &Option<String>| other.as_ref() == Some(run);
             if let Some(other) =
-                (0..runs.len()).find(|other| *other != node && is_it(&runs[*other]))
+                (0..runs.len()).find(|other| *other != node && is_same(&runs[*other]))
             {
-                one.doubled.store(true, Ordering::Release);
+                one.duplicate.store(true, Ordering::Release);
                 let (one, other) = (one.engine.identity(), self.all[other].engine.identity());
-                return Err(failed(same_server(&one, &other), false));
+                return Err(unreachable_error(same_server(&one, &other), false));
             }
         }
-        one.doubled.store(false, Ordering::Release);
-        runs[node] = vitals.run.clone();
-        Ok(vitals)
+        one.duplicate.store(false, Ordering::Release);
+        runs[node] = health.run.clone();
+        Ok(health)
     }
 
-    /// The error of a request that fewer than a quorum answered: which nodes are not counted yet,
-    /// and for how long, or what one of the others said.
-    pub(super) fn too_few(&self, answered: usize, trouble: Option<Error>) -> Error {
+    /// The error of a request with fewer replies than a quorum: which nodes are not counted yet, and
+    /// for how long, or else why a node did not reply.
+    pub(super) fn too_few_replies(&self, replies: usize, first_error: Option<Error>) -> Error {
         let (all, quorum, now) = (self.all.len(), self.quorum, self.clock.now());
-        let mut what = format!("{answered} of {all} nodes answered, {quorum} are needed");
-        let resting: Vec<String> = self
+        let mut what = format!("{replies} of {all} nodes answered, {quorum} are needed");
+        let uncounted: Vec<String> = self
             .all
             .iter()
             .filter_map(|node| {
-                let left = sync::lock(&node.rests_until).as_ref()?.saturating_duration_since(now);
+                let left = sync::lock(&node.counted_from).as_ref()?.saturating_duration_since(now);
                 let name = node.engine.identity();
                 let host = name.split_once("://").map_or(name.as_str(), |(_, rest)| rest);
                 let host = host.split(['/', '?']).next().unwrap_or(host);
                 (!left.is_zero()).then(|| format!("{host} for {} s", left.as_secs() + 1))
             })
             .collect();
-        match (resting.is_empty(), trouble) {
+        match (uncounted.is_empty(), first_error) {
             (false, _) => what.push_str(&format!(
                 "; not counted yet, because they were started lately and may have forgotten locks: \
                  {}. With `appendonly yes` and `appendfsync always` a node is counted at once, and \
                  a smaller `max_ttl=` shortens the wait",
-                resting.join(", ")
+                uncounted.join(", ")
             )),
             (true, Some(Error::Unreachable { what: why, .. })) => {
                 what.push_str(&format!("; {why}"))
@@ -269,53 +277,50 @@ impl Nodes {
             (true, Some(error)) => what.push_str(&format!("; {error}")),
             (true, None) => {}
         }
-        failed(what, true)
+        unreachable_error(what, true)
     }
 
-    /// Somebody queues at this node: if it falls silent it is left out.
-    pub(super) fn watch_over(self: &Arc<Self>, node: usize) -> Watching {
+    /// Excludes the node if it falls silent before the result is dropped.
+    pub(super) fn monitor(self: &Arc<Self>, node: usize) -> MonitorGuard {
         let one = &self.all[node];
-        one.watchers.fetch_add(1, Ordering::AcqRel);
-        if !one.watched.swap(true, Ordering::AcqRel) {
+        one.monitors.fetch_add(1, Ordering::AcqRel);
+        if !one.monitored.swap(true, Ordering::AcqRel) {
             let nodes = self.clone();
-            self.home.spawn(async move { nodes.keep_an_eye_on(node).await });
+            self.runtime.spawn(async move { nodes.monitor_loop(node).await });
         }
-        Watching { node: one.clone() }
+        MonitorGuard { node: one.clone() }
     }
 
-    async fn keep_an_eye_on(self: &Arc<Self>, node: usize) {
+    async fn monitor_loop(self: &Arc<Self>, node: usize) {
         let one = &self.all[node];
         loop {
-            while one.watchers.load(Ordering::Acquire) > 0 {
-                let limit = self.clock.now() + SILENT.max(self.timeout);
-                match self.clock.timeout_at(limit, self.look_at(node)).await {
+            while one.monitors.load(Ordering::Acquire) > 0 {
+                let limit = self.clock.now() + MONITOR_TIMEOUT.max(self.timeout);
+                match self.clock.timeout_at(limit, self.check_health(node)).await {
                     Some(Ok(_)) => {}
                     Some(Err(Error::Closed)) => return,
-                    _ => self.leave_out(node),
+                    _ => self.exclude(node),
                 }
-                self.clock.sleep_until(self.clock.now() + LOOK_AGAIN).await;
+                self.clock.sleep_until(self.clock.now() + MONITOR_EVERY).await;
             }
-            one.watched.store(false, Ordering::Release);
-            // Somebody may have come just before, and found that an eye was kept.
-            let anybody = one.watchers.load(Ordering::Acquire) > 0;
-            if !anybody || one.watched.swap(true, Ordering::AcqRel) {
+            one.monitored.store(false, Ordering::Release);
+            // A claim may have come just before the store, and relied on this task.
+            let is_needed = one.monitors.load(Ordering::Acquire) > 0;
+            if !is_needed || one.monitored.swap(true, Ordering::AcqRel) {
                 return;
             }
         }
     }
 
-    /// Goes on with `work` whether anybody waits for it or not.
-    pub(super) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.home.spawn(work);
-    }
-
-    /// Goes on with requests that were begun on the caller's runtime and belong there: their timers
-    /// do. If that runtime ends, they are dropped.
-    pub(super) fn beside_the_caller(&self, work: impl Future<Output = ()> + Send + 'static) {
-        Handle::try_current().unwrap_or_else(|_| self.home.clone()).spawn(work);
+    /// Runs a task on the engine's runtime.
+    pub(super) fn spawn<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.runtime.spawn(task)
     }
 }
 
-pub(super) fn failed(what: String, retryable: bool) -> Error {
+pub(super) fn unreachable_error(what: String, retryable: bool) -> Error {
     Error::Unreachable { engine: ENGINE, what, retryable, source: None }
 }

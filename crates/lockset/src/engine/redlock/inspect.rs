@@ -1,4 +1,4 @@
-//! What the nodes show together: a lock is held by whom a quorum of them says.
+//! Inspecting: a lock is held by the claim that a quorum of nodes shows as its holder.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,8 +9,8 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-use super::Core;
-use super::attempt::{Attempt, Fate, whole};
+use super::RedlockCore;
+use super::attempt::{Attempt, AttemptPhase, claim_of};
 use crate::engine::common::hints::hint_channel;
 use crate::engine::{ClaimId, Engine, Hint, Holder, LockState, Scope, Waiter};
 use crate::error::Result;
@@ -21,99 +21,101 @@ use crate::token::Token;
 const WATCH_AGAIN: Duration = Duration::from_millis(200);
 
 /// The holders of a name at one node.
-pub(super) type Stuck = Vec<(Option<ClaimId>, Option<Token>)>;
+pub(super) type StuckHolders = Vec<(Option<ClaimId>, Option<Token>)>;
 
-impl Core {
-    /// Asks every node that is worth asking; a quorum must answer.
-    pub(super) async fn at_each<T, F>(
+impl RedlockCore {
+    /// Sends a request to all usable nodes; a quorum must reply.
+    pub(super) async fn at_usable_nodes<T, F>(
         self: &Arc<Self>,
-        ask: impl Fn(Arc<dyn Engine>) -> F,
+        request: impl Fn(Arc<dyn Engine>) -> F,
     ) -> Result<Vec<T>>
     where
         F: Future<Output = Result<T>>,
     {
-        self.at(self.nodes.worth_asking(), ask).await
+        self.at_nodes(self.nodes.usable(), request).await
     }
 
-    /// Asks these nodes; a quorum must answer.
-    async fn at<T, F>(
+    /// Sends a request to these nodes; a quorum must reply.
+    async fn at_nodes<T, F>(
         self: &Arc<Self>,
         nodes: Vec<usize>,
-        ask: impl Fn(Arc<dyn Engine>) -> F,
+        request: impl Fn(Arc<dyn Engine>) -> F,
     ) -> Result<Vec<T>>
     where
         F: Future<Output = Result<T>>,
     {
-        let mut asked: BTreeSet<usize> = nodes.into_iter().collect();
-        let mut answers: FuturesUnordered<_> = asked
+        let mut silent: BTreeSet<usize> = nodes.into_iter().collect();
+        let mut pending: FuturesUnordered<_> = silent
             .iter()
             .map(|&node| {
-                let answer = ask(self.nodes.all[node].engine.clone());
-                async move { (node, answer.await) }
+                let reply = request(self.nodes.all[node].engine.clone());
+                async move { (node, reply.await) }
             })
             .collect();
-        let began = self.clock.now();
-        let (mut found, mut trouble) = (Vec::new(), None);
+        let started = self.clock.now();
+        let (mut replies, mut last_error) = (Vec::new(), None);
         loop {
-            let enough = found.len() >= self.nodes.quorum;
+            let enough = replies.len() >= self.nodes.quorum;
             let ttl = self.options.max_ttl;
-            let limit = began + if enough { self.node_timeout(ttl) } else { self.patience(ttl) };
-            let next = self.clock.timeout_at(limit, answers.next()).await;
-            let Some((node, answer)) = next.flatten() else { break };
-            asked.remove(&node);
-            match answer {
-                Ok(answer) => found.push(answer),
-                Err(error) => trouble = Some(error),
+            let limit =
+                started + if enough { self.node_timeout(ttl) } else { self.quorum_timeout(ttl) };
+            let next = self.clock.timeout_at(limit, pending.next()).await;
+            let Some((node, reply)) = next.flatten() else { break };
+            silent.remove(&node);
+            match reply {
+                Ok(reply) => replies.push(reply),
+                Err(error) => last_error = Some(error),
             }
         }
-        asked.into_iter().for_each(|node| self.nodes.leave_out(node));
-        match found.len() >= self.nodes.quorum {
-            true => Ok(found),
-            false => Err(self.nodes.too_few(found.len(), trouble)),
+        silent.into_iter().for_each(|node| self.nodes.exclude(node));
+        match replies.len() >= self.nodes.quorum {
+            true => Ok(replies),
+            false => Err(self.nodes.too_few_replies(replies.len(), last_error)),
         }
     }
 
-    pub(super) async fn look(self: &Arc<Self>, name: &Name) -> Result<LockState> {
-        let states = self.at_each(|engine| {
+    pub(super) async fn inspect(self: &Arc<Self>, name: &Name) -> Result<LockState> {
+        let states = self.at_usable_nodes(|engine| {
             let name = name.clone();
             async move { engine.inspect(&name).await }
         });
         let states = states.await?;
         let unheard = self.nodes.all.len() - states.len();
         let own = self.own_holder(name, &states, unheard);
-        let mut state = self.merged(name.clone(), states);
+        let mut state = self.merge(name.clone(), states);
         state.holders.extend(own);
         Ok(state)
     }
 
-    /// What the nodes' states of a name come to. Nodes that were sown again may say one more than
-    /// the token, which this client knows of its own locks.
-    fn merged(&self, name: Name, states: Vec<LockState>) -> LockState {
-        let mut state = merged(name, states, self.nodes.quorum);
+    /// Merges the nodes' states of a name. Nodes where the lock was reacquired may show one more
+    /// than the token; for its own locks this client knows the token.
+    fn merge(&self, name: Name, states: Vec<LockState>) -> LockState {
+        let mut state = merge(name, states, self.nodes.quorum);
         for holder in &mut state.holders {
             let attempt = holder.claim.and_then(|claim| self.attempt_of(claim));
-            if let Some(Fate::Held(token)) = attempt.map(|attempt| attempt.state().fate()) {
+            if let Some(AttemptPhase::Held(token)) = attempt.map(|attempt| attempt.state().phase())
+            {
                 holder.token = Some(token);
             }
         }
         state
     }
 
-    /// A lock of this client's own that too few of those who answered have, while the others may:
-    /// not to have heard of it is not to know that it is lost.
+    /// A lock of this client that fewer than a quorum of the replies show, while the silent nodes
+    /// may have it: that proves no loss.
     fn own_holder(&self, name: &Name, states: &[LockState], unheard: usize) -> Option<Holder> {
         let is_of = |attempt: &&Arc<Attempt>| attempt.claim.name == *name;
         let attempts: Vec<_> = self.attempts().values().filter(is_of).cloned().collect();
         let quorum = self.nodes.quorum;
         attempts.into_iter().find_map(|attempt| {
             let state = attempt.state();
-            let Fate::Held(token) = state.fate() else { return None };
+            let AttemptPhase::Held(token) = state.phase() else { return None };
             let is_it = |holder: &&Holder| holder.claim == Some(attempt.claim.id);
             let seen = states.iter().flat_map(|state| &state.holders).filter(is_it).count();
             let left = state.valid_until(token, quorum).saturating_duration_since(self.clock.now());
             let unclear = seen < quorum && seen + unheard >= quorum && !left.is_zero();
             unclear.then(|| Holder {
-                claim: Some(whole(attempt.claim.id)),
+                claim: Some(claim_of(attempt.claim.id)),
                 token: Some(token),
                 mode: attempt.claim.mode,
                 note: attempt.claim.note.clone(),
@@ -124,7 +126,7 @@ impl Core {
     }
 
     pub(super) async fn list(self: &Arc<Self>, prefix: &Prefix) -> Result<Vec<LockState>> {
-        let lists = self.at_each(|engine| {
+        let lists = self.at_usable_nodes(|engine| {
             let prefix = prefix.clone();
             async move { engine.list(&prefix).await }
         });
@@ -134,15 +136,19 @@ impl Core {
         }
         let merged = by_name
             .into_iter()
-            .map(|(name, states)| self.merged(name, states))
+            .map(|(name, states)| self.merge(name, states))
             .filter(LockState::is_used);
         Ok(merged.collect())
     }
 
-    /// What a node says about who holds a name, if a quorum without it knows neither holders nor
-    /// waiters: unless it is just being handed over, that is not a lock of the quorum.
-    pub(super) async fn stuck_at(self: &Arc<Self>, name: &Name, node: usize) -> Option<Stuck> {
-        if !self.is_free_elsewhere(name, node).await {
+    /// The holders that a node shows for a name, if a quorum without it shows neither holders nor
+    /// waiters. Unless the lock is just being handed over, they do not hold a lock of the quorum.
+    pub(super) async fn stuck_holders(
+        self: &Arc<Self>,
+        name: &Name,
+        node: usize,
+    ) -> Option<StuckHolders> {
+        if !self.is_free_without(name, node).await {
             return None;
         }
         let limit = self.clock.now() + self.node_timeout(self.options.max_ttl);
@@ -151,11 +157,11 @@ impl Core {
         Some(state.holders.iter().map(|holder| (holder.claim, holder.token)).collect())
     }
 
-    /// Whether a quorum without this node knows neither holders nor waiters of a name.
-    async fn is_free_elsewhere(self: &Arc<Self>, name: &Name, but: usize) -> bool {
-        let mut others = self.nodes.worth_asking();
-        others.retain(|node| *node != but);
-        let states = self.at(others, |engine| {
+    /// Whether a quorum without this node shows neither holders nor waiters of a name.
+    async fn is_free_without(self: &Arc<Self>, name: &Name, excluded: usize) -> bool {
+        let mut others = self.nodes.usable();
+        others.retain(|node| *node != excluded);
+        let states = self.at_nodes(others, |engine| {
             let name = name.clone();
             async move { engine.inspect(&name).await }
         });
@@ -171,7 +177,7 @@ impl Core {
         for node in &self.nodes.all {
             let (mut of_node, sender) = (node.engine.hints(scope), sender.clone());
             let clock = self.clock.clone();
-            self.nodes.in_background(async move {
+            self.nodes.spawn(async move {
                 loop {
                     let hint = tokio::select! {
                         hint = of_node.next() => hint,
@@ -193,17 +199,17 @@ impl Core {
     }
 }
 
-/// What the nodes' states of a name come to.
-fn merged(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
+/// Merges the nodes' states of a name.
+fn merge(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
     let mut holders = BTreeMap::<Option<ClaimId>, Vec<Holder>>::new();
     let mut waiters = Vec::<Waiter>::new();
     let fence = states.iter().filter_map(|state| state.fence).max();
     for state in states {
         for holder in state.holders {
-            holders.entry(holder.claim.map(whole)).or_default().push(holder);
+            holders.entry(holder.claim.map(claim_of)).or_default().push(holder);
         }
         for waiter in state.waiters {
-            let claim = whole(waiter.claim);
+            let claim = claim_of(waiter.claim);
             if waiters.iter().all(|known| known.claim != claim) {
                 waiters.push(Waiter { claim, ..waiter });
             }
@@ -212,20 +218,20 @@ fn merged(name: Name, states: Vec<LockState>, quorum: usize) -> LockState {
     let holders: Vec<Holder> = holders
         .into_iter()
         .filter(|(_, at)| at.len() >= quorum)
-        .filter_map(|(claim, at)| whole_holder(claim, at, quorum))
+        .filter_map(|(claim, at)| merge_holder(claim, at, quorum))
         .collect();
     waiters.retain(|waiter| holders.iter().all(|holder| holder.claim != Some(waiter.claim)));
     LockState { name, holders, waiters, fence, cell: None }
 }
 
-/// One holder, as a quorum of nodes has it: by the token that most of them say, for as long as a
-/// quorum keeps it.
-fn whole_holder(claim: Option<ClaimId>, mut at: Vec<Holder>, quorum: usize) -> Option<Holder> {
+/// One holder, as a quorum of nodes shows it: with the token that most of them show, and the time
+/// for which a quorum keeps it.
+fn merge_holder(claim: Option<ClaimId>, mut at: Vec<Holder>, quorum: usize) -> Option<Holder> {
     at.sort_unstable_by_key(|holder| Reverse(holder.left));
     let left = at.get(quorum - 1)?.left;
     let revoked = at.iter().any(|holder| holder.revoked);
     let count = |holder: &Holder| at.iter().filter(|other| other.token == holder.token).count();
-    // The lower of two that are said as often: a greater one may be what a single node has.
+    // Of two that are equally frequent the lower: the greater one may be that of a single node.
     let usual = at.iter().max_by_key(|holder| (count(holder), Reverse(holder.token)))?.clone();
     Some(Holder { claim, left, revoked, ..usual })
 }
