@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::clock::Clock;
+use crate::engine::common::backoff::Backoff;
 use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, Holder, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::fork;
@@ -20,8 +21,8 @@ use crate::token::Token;
 
 /// Timeout of a request that cleans up in the background.
 pub(crate) const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// The first and the longest pause between attempts to clean up.
-const CLEANUP_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+/// Pauses between attempts to clean up: long ones, because no caller waits for it.
+const CLEANUP_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
 /// Timeout of closing. What is not released by then is freed when its lease ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long closing waits for operations that end by themselves. Their futures may not be polled.
@@ -160,7 +161,7 @@ impl Client {
     /// Repeats the withdrawal until the engine replied, or the lease is long over.
     async fn withdraw_until_done(&self, claim: &Claim) {
         let give_up = self.clock.now() + claim.ttl + CLEANUP_TIMEOUT;
-        let mut pause = CLEANUP_PAUSES.0;
+        let mut backoff = CLEANUP_BACKOFF;
         loop {
             let withdrawal = self.engine.withdraw(claim);
             match tokio::time::timeout(CLEANUP_TIMEOUT, withdrawal).await {
@@ -175,9 +176,8 @@ impl Client {
                     return;
                 }
                 _ if self.clock.now() > give_up => return,
-                _ => tokio::time::sleep(pause).await,
+                _ => backoff.pause().await,
             }
-            pause = (pause * 2).min(CLEANUP_PAUSES.1);
         }
     }
 

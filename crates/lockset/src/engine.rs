@@ -17,7 +17,7 @@ use crate::error::{Error, LossReason, Result};
 use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
 
-mod common;
+pub(crate) mod common;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 #[cfg(feature = "local")]

@@ -43,6 +43,7 @@ use self::routing::RedisRouter;
 use self::scripts::Scripts;
 use self::waiters::RedisWaiters;
 use self::watch::WatchList;
+use super::common::tombstones::TOMBSTONE_LIFE;
 use super::common::watch::told_once;
 use super::{
     Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Health, Holder, LockState,
@@ -85,9 +86,6 @@ const ENGINE: &str = "redis";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// The shortest timeout of a request, however little time the caller has left.
 const MIN_REQUEST_TIMEOUT: Duration = Duration::from_millis(50);
-/// How long a tombstone lives. A request of a withdrawn claim must not arrive later:
-/// `connect::configure` makes TCP give up unacknowledged data after a third of this.
-const TOMBSTONE_LIFE: Duration = Duration::from_secs(60);
 /// The range of `first_lease`.
 const FIRST_LEASE_RANGE: (Duration, Duration) =
     (Duration::from_millis(500), Duration::from_secs(60));

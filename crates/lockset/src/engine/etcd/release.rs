@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use super::EtcdCore;
-use super::acquire::CLAIM_RETRY_PAUSES;
-use super::connection::{REQUEST_TIMEOUT, RETRY_TIMEOUT, RetryBackoff};
+use super::connection::{REQUEST_TIMEOUT, RETRY_TIMEOUT};
 use super::keys::lease_id_in;
 use super::leases::EtcdLease;
 use super::ledger::LedgerEntry;
@@ -190,19 +189,8 @@ impl EtcdCore {
         txn: TxnRequest,
     ) -> EtcdResult<(TxnResponse, bool)> {
         let deadline = self.clock.now() + RETRY_TIMEOUT;
-        let mut backoff = RetryBackoff::new(&self.clock, CLAIM_RETRY_PAUSES, deadline);
-        let mut may_be_repeated = false;
-        loop {
-            let mut error = match self.batcher.send_txn(&claim.name, txn.clone()).await {
-                Ok(reply) => return Ok((reply, may_be_repeated)),
-                Err(error) => error,
-            };
-            may_be_repeated |= error.outcome_unknown;
-            error.outcome_unknown = may_be_repeated;
-            if error.kind != EtcdErrorKind::Unavailable || !backoff.wait().await {
-                return Err(error);
-            }
-        }
+        let attempt = || self.batcher.send_txn(&claim.name, txn.clone());
+        self.connection.retry(deadline, attempt).await
     }
 
     /// Prepares the client's next claim to be created by the release of another. Only an exclusive
