@@ -158,27 +158,42 @@ impl Client {
         }
     }
 
-    /// Repeats the withdrawal until the engine replied, or the lease is long over.
-    async fn withdraw_until_done(&self, claim: &Claim) {
-        let give_up = self.clock.now() + claim.ttl + CLEANUP_TIMEOUT;
+    /// Repeats the withdrawal until the engine replied. Gives up when the claim's lease is long over,
+    /// or the engine refuses. A shared lease lasts as long as the client: there only the end of the
+    /// client ends the attempts.
+    async fn withdraw_until_done(mut self: Arc<Self>, claim: &Claim) {
+        let shares_lease = self.capabilities.shared_lease && !claim.fixed && !claim.detachable;
+        let long_over = self.clock.now() + claim.ttl + CLEANUP_TIMEOUT;
         let mut backoff = CLEANUP_BACKOFF;
-        loop {
-            let withdrawal = self.engine.withdraw(claim);
-            match tokio::time::timeout(CLEANUP_TIMEOUT, withdrawal).await {
-                Ok(Ok(())) => return,
-                Ok(Err(error)) if !error.is_retryable() || self.clock.now() > give_up => {
-                    report!(
-                        warn,
-                        name = claim.name,
-                        error = error,
-                        "not withdrawn; it ends with its lease"
-                    );
-                    return;
-                }
-                _ if self.clock.now() > give_up => return,
-                _ => backoff.pause().await,
+        while let Err(error) = self.try_withdraw(claim).await {
+            let is_long_over = self.clock.now() > long_over;
+            let gives_up = !shares_lease && (is_long_over || !error.is_retryable());
+            if gives_up || self.close_outcome.borrow().is_some() {
+                let name = &claim.name;
+                report!(warn, name = name, error = error, "not withdrawn; it ends with its lease");
+                return;
             }
+            if !is_long_over {
+                backoff.pause().await;
+                continue;
+            }
+            // The attempts no longer keep a client alive that its user has dropped. Then its leases
+            // end.
+            let client = Arc::downgrade(&self);
+            drop(self);
+            backoff.pause().await;
+            let Some(upgraded) = client.upgrade() else { return };
+            self = upgraded;
         }
+    }
+
+    async fn try_withdraw(&self, claim: &Claim) -> Result<()> {
+        let withdrawal = self.engine.withdraw(claim);
+        tokio::time::timeout(CLEANUP_TIMEOUT, withdrawal).await.unwrap_or_else(|_| {
+            let what = format!("no reply within {CLEANUP_TIMEOUT:?}");
+            let engine = self.capabilities.engine;
+            Err(Error::Unreachable { engine, what, retryable: true, source: None })
+        })
     }
 
     /// Starts an operation that closing must wait for: a request that the engine may answer

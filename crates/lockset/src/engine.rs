@@ -549,6 +549,9 @@ pub struct Capabilities {
     /// server granted it: the ttl of all locks that are neither fixed nor detachable. `None` where
     /// every lock has a lease of its own.
     pub session: Option<Duration>,
+    /// The locks of a client that are neither fixed nor detachable share leases, which last as long
+    /// as the client. So a claim that is over does not end by itself: it must be withdrawn.
+    pub shared_lease: bool,
     /// The shortest ttl this engine can keep.
     pub min_ttl: Duration,
     /// The longest ttl this engine can keep.

@@ -274,6 +274,7 @@ impl Engine for Redis {
             durable: true,
             replicas: true,
             session: None,
+            shared_lease: false,
             min_ttl: Duration::from_millis(200),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

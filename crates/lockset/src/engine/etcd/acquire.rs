@@ -76,12 +76,10 @@ impl EtcdCore {
         };
         let first_request = self.send_first_request(claim, wait, deadline);
         let Some(replied) = self.clock.timeout_at(deadline, first_request).await else {
-            // A request that was sent may still be executed.
+            // A request that was sent may still be executed. The caller withdraws the claim.
             if self.ledger().create_is_in_doubt(claim.id) {
                 self.retire_lease_of(claim.id);
             }
-            self.ledger().withdraw(claim.id, self.clock.now());
-            self.run_maintenance_now();
             let waited = self.clock.now().saturating_duration_since(started);
             return Err(unreachable_error(format!("no server replied within {waited:.1?}"), true));
         };

@@ -65,11 +65,9 @@ impl EtcdCore {
                 return Err(not_held());
             }
             Err(error) => {
-                // The release may have been executed, or may still be. Until then the key blocks
-                // others, so maintenance removes it.
-                self.ledger().withdraw(claim.id, self.clock.now());
+                // The release may have been executed, or may still be. The caller withdraws the
+                // claim.
                 next.iter().for_each(|next| self.retire_lease_of(next.claim.id));
-                self.run_maintenance_now();
                 return Err(error.into());
             }
         };
@@ -79,9 +77,8 @@ impl EtcdCore {
         };
         if !is_released && !may_be_repeated {
             // A key with another revision may still bear the claim's id: it is removed.
-            if self.ledger().withdraw(claim.id, self.clock.now()).is_some() {
-                self.run_maintenance_now();
-            }
+            self.ledger().lapse(claim.id, self.clock.now());
+            self.run_maintenance_now();
         } else if let Some(entry) = self.forget(claim.id) {
             self.revoke_own_lease(&entry);
             if !may_be_repeated {
@@ -124,10 +121,7 @@ impl EtcdCore {
                 Ok(())
             }
             Ok(KeyOwner::OtherClaim | KeyOwner::Absent) => Err(not_held()),
-            Err(error) => {
-                self.run_maintenance_now();
-                Err(error.into())
-            }
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -221,7 +215,10 @@ impl EtcdCore {
         let entry = self.ledger().withdraw(claim.id, now);
         match entry {
             Some(entry) => drop(self.remove_key(claim.id, &entry).await?),
-            None => self.remove_keys_by_id(claim).await?,
+            // Another process may have acquired it. All keys of this client's claims are in the
+            // ledger until they are removed.
+            None if claim.fixed || claim.detachable => self.remove_keys_by_id(claim).await?,
+            None => {}
         }
         Ok(())
     }
