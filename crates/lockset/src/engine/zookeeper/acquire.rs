@@ -208,10 +208,9 @@ impl ZooKeeperCore {
                 self.leave_queue(context).await?;
                 Ok(QueueOutcome::TimedOut)
             }
-            AdmissionDecision::Wait(target) => {
+            AdmissionDecision::Wait(nodes) => {
                 // Boxed, because an uncontended claim does not get here.
-                let deadline = wait.deadline();
-                Box::pin(self.wait_in_queue(context, &node, target, &children, deadline)).await?;
+                Box::pin(self.wait_for_nodes(context, &nodes, wait.deadline())).await?;
                 Ok(QueueOutcome::Retry)
             }
         }
@@ -423,7 +422,7 @@ impl ZooKeeperCore {
             }
             false => session.lease_end(self.clock.now()),
         };
-        let published_waiting = {
+        {
             let mut claims = self.claims();
             if claims.withdrawn.contains(claim.id) {
                 return Err(Error::NotHeld { name: claim.name.clone() }.into());
@@ -433,10 +432,6 @@ impl ZooKeeperCore {
             let entry = entry.filter(|entry| entry.epoch == status.epoch);
             let Some(entry) = entry else { return Ok(None) };
             entry.lease = Some(valid_until);
-            std::mem::take(&mut entry.published_waiting)
-        };
-        if published_waiting {
-            self.publish_admitted(session, node.path.clone());
         }
         let key = ZooKeeperKey {
             path: node.path.clone(),

@@ -94,8 +94,6 @@ pub(super) struct TrackedClaim {
     pub(super) lease: Option<Moment>,
     /// The connection on which the node of a held lock is watched.
     pub(super) watched_on: u64,
-    /// The node's record says that the claim waits for permits.
-    pub(super) published_waiting: bool,
     /// A downgrade moves the node to this path, and its outcome is not known yet.
     pub(super) moving_to: Option<String>,
 }
@@ -110,7 +108,6 @@ impl TrackedClaim {
             node: None,
             lease: None,
             watched_on: 0,
-            published_waiting: false,
             moving_to: None,
         }
     }

@@ -8,7 +8,7 @@ use super::admission::{AdmissionDecision, count_holders, decide};
 use super::client::{Session, ZkErrorCode, ZkRequestError, ZkResult, unreachable_error};
 use super::inspect::{ObservedNode, queue_nodes};
 use super::layout::{Layout, sequence_number};
-use super::record::edit_record;
+use super::record::{ClaimRecord, edit_record};
 use super::{CONNECT_TIMEOUT, MAIN_SESSION, SessionTag, ZooKeeperCore};
 use crate::engine::{Break, Claim, ClaimId, Grant, Holder};
 use crate::error::{Error, Result};
@@ -28,6 +28,11 @@ impl ZooKeeperCore {
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
         let not_held = || Error::NotHeld { name: claim.name.clone() };
+        let path = grant.zookeeper_key().map(|key| key.path);
+        if claim.detachable && self.is_owned_by_another(claim.id, path).await? {
+            self.claims().remove(claim.id);
+            return Err(not_held());
+        }
         let (context, node, moving_to) = {
             let mut claims = self.claims();
             let entry = claims.entries.get(&claim.id).ok_or_else(not_held)?;
@@ -119,7 +124,13 @@ impl ZooKeeperCore {
             claims.withdrawn.insert(claim.id, self.clock.now());
             claims.end(claim.id, &parent)
         };
+        let path = deletion.as_ref().and_then(|deletion| deletion.path.clone());
         let deletion = match deletion {
+            // Checked first: to connect would take the session from the owner of the ticket.
+            Some(_) if claim.detachable && self.is_owned_by_another(claim.id, path).await? => {
+                self.claims().finish_deletion(claim.id);
+                return Ok(());
+            }
             Some(deletion) => deletion,
             // A claim of this client that is not in the table has no node; one of a ticket may.
             None if !claim.detachable => return Ok(()),
@@ -134,6 +145,22 @@ impl ZooKeeperCore {
             _ => {}
         }
         self.delete_node(claim.id, &deletion).await.map_err(Error::from)
+    }
+
+    /// Whether the node at `path` was passed on to another claim, as that of a detachable lock may be.
+    async fn is_owned_by_another(&self, id: ClaimId, path: Option<String>) -> Result<bool> {
+        let Some(path) = path else { return Ok(false) };
+        self.wait_connected().await?;
+        let (sync, data) = (self.main.sync(&path), self.main.data(&path, false));
+        sync.done().await?;
+        let owner = match data.data().await {
+            Err(error) if error.is(ZkErrorCode::NO_NODE) => None,
+            read => {
+                let record = ClaimRecord::decode(&read?.0);
+                record.and_then(|record| self.holding_claim(&path, &record))
+            }
+        };
+        Ok(owner.is_some_and(|owner| owner != id))
     }
 
     /// Deletes the node of a claim that is over, once. If that fails, it must be repeated: the
@@ -200,7 +227,15 @@ impl NodeDeletion {
         sync.done().await?;
         let children = list.children_if_any().await?;
         for child in children.iter().filter(|child| layout.is_node_of(child, id)) {
-            session.delete(&format!("{parent}/{child}")).deleted().await?;
+            let path = format!("{parent}/{child}");
+            // A detachable lock may have been passed on to another claim, by the same node.
+            let owner = match session.data(&path, false).data().await {
+                Err(error) if error.is(ZkErrorCode::NO_NODE) => continue,
+                read => ClaimRecord::decode(&read?.0).map_or(id, |record| record.claim(id)),
+            };
+            if owner == id {
+                session.delete(&path).deleted().await?;
+            }
         }
         Ok(())
     }
