@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::clock::Clock;
+use crate::engine::common::backoff::Backoff;
 use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, Holder, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::fork;
@@ -20,8 +21,8 @@ use crate::token::Token;
 
 /// Timeout of a request that cleans up in the background.
 pub(crate) const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// The first and the longest pause between attempts to clean up.
-const CLEANUP_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+/// Pauses between attempts to clean up: long ones, because no caller waits for it.
+const CLEANUP_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
 /// Timeout of closing. What is not released by then is freed when its lease ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long closing waits for operations that end by themselves. Their futures may not be polled.
@@ -157,28 +158,42 @@ impl Client {
         }
     }
 
-    /// Repeats the withdrawal until the engine replied, or the lease is long over.
-    async fn withdraw_until_done(&self, claim: &Claim) {
-        let give_up = self.clock.now() + claim.ttl + CLEANUP_TIMEOUT;
-        let mut pause = CLEANUP_PAUSES.0;
-        loop {
-            let withdrawal = self.engine.withdraw(claim);
-            match tokio::time::timeout(CLEANUP_TIMEOUT, withdrawal).await {
-                Ok(Ok(())) => return,
-                Ok(Err(error)) if !error.is_retryable() || self.clock.now() > give_up => {
-                    report!(
-                        warn,
-                        name = claim.name,
-                        error = error,
-                        "not withdrawn; it ends with its lease"
-                    );
-                    return;
-                }
-                _ if self.clock.now() > give_up => return,
-                _ => tokio::time::sleep(pause).await,
+    /// Repeats the withdrawal until the engine replied. Gives up when the claim's lease is long over,
+    /// or the engine refuses. A shared lease lasts as long as the client: there only the end of the
+    /// client ends the attempts.
+    async fn withdraw_until_done(mut self: Arc<Self>, claim: &Claim) {
+        let shares_lease = self.capabilities.shared_lease && !claim.fixed && !claim.detachable;
+        let long_over = self.clock.now() + claim.ttl + CLEANUP_TIMEOUT;
+        let mut backoff = CLEANUP_BACKOFF;
+        while let Err(error) = self.try_withdraw(claim).await {
+            let is_long_over = self.clock.now() > long_over;
+            let gives_up = !shares_lease && (is_long_over || !error.is_retryable());
+            if gives_up || self.close_outcome.borrow().is_some() {
+                let name = &claim.name;
+                report!(warn, name = name, error = error, "not withdrawn; it ends with its lease");
+                return;
             }
-            pause = (pause * 2).min(CLEANUP_PAUSES.1);
+            if !is_long_over {
+                backoff.pause().await;
+                continue;
+            }
+            // The attempts no longer keep a client alive that its user has dropped. Then its leases
+            // end.
+            let client = Arc::downgrade(&self);
+            drop(self);
+            backoff.pause().await;
+            let Some(upgraded) = client.upgrade() else { return };
+            self = upgraded;
         }
+    }
+
+    async fn try_withdraw(&self, claim: &Claim) -> Result<()> {
+        let withdrawal = self.engine.withdraw(claim);
+        tokio::time::timeout(CLEANUP_TIMEOUT, withdrawal).await.unwrap_or_else(|_| {
+            let what = format!("no reply within {CLEANUP_TIMEOUT:?}");
+            let engine = self.capabilities.engine;
+            Err(Error::Unreachable { engine, what, retryable: true, source: None })
+        })
     }
 
     /// Starts an operation that closing must wait for: a request that the engine may answer

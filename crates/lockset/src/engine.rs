@@ -17,7 +17,7 @@ use crate::error::{Error, LossReason, Result};
 use crate::name::{Name, Note, Prefix};
 use crate::token::Token;
 
-mod common;
+pub(crate) mod common;
 pub(crate) use common::watch::watch;
 
 #[cfg(feature = "etcd")]
@@ -683,6 +683,9 @@ pub struct Capabilities {
     /// client's session: the ttl of all locks that are neither fixed nor detachable. `None` if
     /// every lock has a lease of its own.
     pub session: Option<Duration>,
+    /// The locks of a client that are neither fixed nor detachable share leases, which last as long
+    /// as the client. So a claim that is over does not end by itself: it must be withdrawn.
+    pub shared_lease: bool,
     /// The shortest ttl this engine can keep.
     pub min_ttl: Duration,
     /// The longest ttl this engine can keep.
@@ -704,6 +707,7 @@ impl Capabilities {
             durable: false,
             replicas: false,
             session: None,
+            shared_lease: false,
             min_ttl: Duration::from_millis(100),
             max_ttl: Duration::from_secs(86_400),
         }

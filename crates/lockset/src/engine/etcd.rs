@@ -19,8 +19,9 @@
 //!
 //! # One lease for many claims
 //! All claims of a client with the same ttl share a lease, which lives as long as the client. So
-//! the key of a claim that is released, withdrawn or no longer renewed must be deleted, and the
-//! client retries that until it succeeds. The lease ends the claims only if the client dies.
+//! the key of a claim that is released, withdrawn or no longer renewed must be deleted, however
+//! often that fails: the client withdraws a claim until that succeeds, and maintenance removes the
+//! keys of claims that lapsed. The lease ends the claims only if the client dies.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -371,6 +372,7 @@ impl Engine for Etcd {
             durable: true,
             replicas: false,
             session: None,
+            shared_lease: true,
             min_ttl: Duration::from_secs(2),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

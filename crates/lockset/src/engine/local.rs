@@ -156,6 +156,7 @@ impl Engine for Local {
             durable: true,
             replicas: false,
             session: None,
+            shared_lease: false,
             min_ttl: Duration::from_millis(100),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

@@ -130,6 +130,7 @@ impl Engine for Memory {
             durable: false,
             replicas: false,
             session: None,
+            shared_lease: false,
             min_ttl: Duration::from_millis(100),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

@@ -43,6 +43,7 @@ use self::scripts::Scripts;
 use self::waiters::RedisWaiters;
 use self::watch::WatchList;
 use super::common::hints::told_once;
+use super::common::tombstones::TOMBSTONE_LIFE;
 use super::{
     Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Health, Hint,
     Holder, LockState, Renewal, Replicas, Scope, Swap, Version, Wait,
@@ -86,9 +87,6 @@ const ENGINE: &str = "redis";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// The shortest timeout of a request, however little time the caller has left.
 const MIN_REQUEST_TIMEOUT: Duration = Duration::from_millis(50);
-/// How long a tombstone lives. A request of a withdrawn claim must not arrive later:
-/// `connect::configure` makes TCP give up unacknowledged data after a third of this.
-const TOMBSTONE_LIFE: Duration = Duration::from_secs(60);
 /// The range of `first_lease`.
 const FIRST_LEASE_RANGE: (Duration, Duration) =
     (Duration::from_millis(500), Duration::from_secs(60));
@@ -299,6 +297,7 @@ impl Engine for Redis {
             durable: true,
             replicas: true,
             session: None,
+            shared_lease: false,
             min_ttl: Duration::from_millis(200),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

@@ -392,6 +392,7 @@ impl Engine for Redlock {
             durable: each.iter().all(|can| can.durable),
             replicas: false,
             session: None,
+            shared_lease: false,
             min_ttl: each.iter().map(|can| can.min_ttl).max().unwrap_or_default(),
             max_ttl: self.core.options.max_ttl,
         }

@@ -289,6 +289,7 @@ impl Engine for ZooKeeper {
             durable: true,
             replicas: false,
             session: Some(self.core.timeout),
+            shared_lease: true,
             min_ttl: Duration::from_millis(1),
             max_ttl: Duration::from_secs(7 * 86_400),
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connection::{REQUEST_TIMEOUT, RETRY_TIMEOUT, RetryBackoff};
+use super::connection::{REQUEST_TIMEOUT, RETRY_TIMEOUT};
 use super::keys::KeyRange;
 use super::leases::EtcdLease;
 use super::record::{ClaimRecord, claim_id_of, mode_of, token_from_revision};
@@ -16,15 +16,13 @@ use super::txn::{
 use super::{EtcdCore, MAX_ATTEMPTS, unsupported};
 use crate::clock::Moment;
 use crate::engine::common::admission::{Tally, check_permits, clash};
+use crate::engine::common::backoff::RETRY;
 use crate::engine::{Claim, ClaimId, Grant, Mode, Wait, drift};
 use crate::error::{Error, Result};
 use crate::report::report;
 
 /// The first request of a claim has at least this long, even if the caller's deadline is nearer.
 const MIN_FIRST_REQUEST_TIMEOUT: Duration = Duration::from_millis(500);
-/// The shortest and the longest pause between attempts to create, read or release a claim's key.
-pub(super) const CLAIM_RETRY_PAUSES: (Duration, Duration) =
-    (Duration::from_millis(20), Duration::from_millis(500));
 
 /// Whether the claims before it admit a claim.
 enum EtcdAdmission {
@@ -78,12 +76,10 @@ impl EtcdCore {
         };
         let first_request = self.send_first_request(claim, wait, deadline);
         let Some(replied) = self.clock.timeout_at(deadline, first_request).await else {
-            // A request that was sent may still be executed.
+            // A request that was sent may still be executed. The caller withdraws the claim.
             if self.ledger().create_is_in_doubt(claim.id) {
                 self.retire_lease_of(claim.id);
             }
-            self.ledger().withdraw(claim.id, self.clock.now());
-            self.run_maintenance_now();
             let waited = self.clock.now().saturating_duration_since(started);
             return Err(unreachable_error(format!("no server replied within {waited:.1?}"), true));
         };
@@ -345,26 +341,19 @@ impl EtcdCore {
         deadline: Moment,
     ) -> EtcdResult<Option<TxnResponse>> {
         let deadline = deadline.min(self.clock.now() + RETRY_TIMEOUT);
-        let mut backoff = RetryBackoff::new(&self.clock, CLAIM_RETRY_PAUSES, deadline);
-        loop {
+        let attempt = || async {
             let Some(was_in_doubt) = self.ledger().mark_create_sent(claim.id) else {
                 return Ok(None);
             };
-            let error = match self.batcher.send_txn(&claim.name, txn.clone()).await {
-                Ok(reply) => {
-                    self.ledger().set_create_in_doubt(claim.id, was_in_doubt);
-                    return Ok(Some(reply));
-                }
-                Err(error) => error,
-            };
-            self.ledger().set_create_in_doubt(claim.id, was_in_doubt || error.outcome_unknown);
-            if error.outcome_unknown {
+            let sent = self.batcher.send_txn(&claim.name, txn.clone()).await;
+            let outcome_unknown = sent.as_ref().is_err_and(|error| error.outcome_unknown);
+            self.ledger().set_create_in_doubt(claim.id, was_in_doubt || outcome_unknown);
+            if outcome_unknown {
                 self.retire_lease_of(claim.id);
             }
-            if error.kind != EtcdErrorKind::Unavailable || !backoff.wait().await {
-                return Err(error);
-            }
-        }
+            sent.map(Some)
+        };
+        self.connection.retry(deadline, attempt).await.map(|(reply, _)| reply)
     }
 
     /// Retires the lease of a claim whose create request is in doubt. That request may arrive at
@@ -421,7 +410,7 @@ impl EtcdCore {
         mut blocked_by: Option<KeyRange>,
         wait: Wait,
     ) -> Result<Option<Moment>> {
-        let mut pause = CLAIM_RETRY_PAUSES.0;
+        let mut backoff = RETRY;
         let mut subscription = None;
         loop {
             // Subscribed before reading, so that no change falls in between.
@@ -436,15 +425,14 @@ impl EtcdCore {
                 Ok(admission) => admission,
                 Err(error) if error.kind == EtcdErrorKind::Unavailable && wait != Wait::No => {
                     report!(debug, error = Error::from(error), "a waiter could not read the queue");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(CLAIM_RETRY_PAUSES.1);
+                    backoff.pause().await;
                     // The watched key may have gone in the meantime.
                     (blocked_by, subscription) = (None, None);
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            pause = CLAIM_RETRY_PAUSES.0;
+            backoff.reset();
             match admission {
                 None => {
                     self.forget(claim.id).inspect(|entry| self.revoke_own_lease(entry));

@@ -26,6 +26,7 @@ use super::rpc::{
     TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 use crate::clock::{Clock, Moment};
+use crate::engine::common::backoff::RETRY;
 use crate::sync;
 
 /// How long one attempt of a request waits for its reply.
@@ -33,9 +34,6 @@ pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long all attempts of a request take together, at several servers if there are any. Must
 /// cover the election of a new leader, which takes a second or two, and a timeout before it.
 pub(super) const RETRY_TIMEOUT: Duration = Duration::from_secs(6);
-/// The shortest and the longest pause between attempts.
-const REQUEST_RETRY_PAUSES: (Duration, Duration) =
-    (Duration::from_millis(20), Duration::from_millis(320));
 /// Enough for a list of some hundred thousand claims.
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
@@ -99,18 +97,19 @@ impl EtcdConnection {
         txn: TxnRequest,
         timeout: Duration,
     ) -> EtcdResult<TxnResponse> {
-        self.retry(timeout, || self.txn_once(txn.clone(), REQUEST_TIMEOUT)).await
+        let deadline = self.clock.now() + timeout;
+        let attempt = || self.txn_once(txn.clone(), REQUEST_TIMEOUT);
+        self.retry(deadline, attempt).await.map(|(reply, _)| reply)
     }
 
     /// One transaction that must not be executed twice: repeated only if it was not sent.
     pub(super) async fn txn_retry_if_not_sent(&self, txn: TxnRequest) -> EtcdResult<TxnResponse> {
-        let deadline = self.clock.now() + RETRY_TIMEOUT;
+        let (deadline, mut backoff) = (self.clock.now() + RETRY_TIMEOUT, RETRY);
         loop {
-            match self.txn_once(txn.clone(), REQUEST_TIMEOUT).await {
-                Err(error) if error.was_not_sent() && self.clock.now() < deadline => {
-                    tokio::time::sleep(REQUEST_RETRY_PAUSES.0).await;
-                }
-                result => return result,
+            let result = self.txn_once(txn.clone(), REQUEST_TIMEOUT).await;
+            let was_not_sent = result.as_ref().is_err_and(EtcdRequestError::was_not_sent);
+            if !was_not_sent || !backoff.pause_before(&self.clock, deadline).await {
+                return result;
             }
         }
     }
@@ -133,14 +132,14 @@ impl EtcdConnection {
 
     pub(super) async fn grant_lease(&self, ttl: i64) -> EtcdResult<LeaseGrantResponse> {
         // Repeating is harmless: a lease that is not kept alive ends by itself.
-        self.retry(RETRY_TIMEOUT, || {
+        let attempt = || {
             self.call(REQUEST_TIMEOUT, move |channel, token| async move {
                 let grant = LeaseGrantRequest { ttl, id: 0 };
                 let request = with_token(Request::new(grant), token);
                 LeaseClient::new(channel).lease_grant(request).await.map(|it| it.into_inner())
             })
-        })
-        .await
+        };
+        self.retry(self.clock.now() + RETRY_TIMEOUT, attempt).await.map(|(reply, _)| reply)
     }
 
     /// Resets a lease to its full ttl. A ttl of zero in the reply says that the lease is gone.
@@ -169,15 +168,15 @@ impl EtcdConnection {
     }
 
     pub(super) async fn lease_time_to_live(&self, id: i64) -> EtcdResult<LeaseTimeToLiveResponse> {
-        self.retry(REQUEST_TIMEOUT, || {
+        let attempt = || {
             self.call(REQUEST_TIMEOUT, move |channel, token| async move {
                 let query = LeaseTimeToLiveRequest { id, keys: false };
                 let request = with_token(Request::new(query), token);
                 let mut client = LeaseClient::new(channel);
                 client.lease_time_to_live(request).await.map(|it| it.into_inner())
             })
-        })
-        .await
+        };
+        self.retry(self.clock.now() + REQUEST_TIMEOUT, attempt).await.map(|(reply, _)| reply)
     }
 
     /// Opens a stream of watches. `requests` must already contain the first request: the server
@@ -224,22 +223,27 @@ impl EtcdConnection {
         self.on_stream_error(&Status::new(code, reason))
     }
 
-    /// Repeats an idempotent request until it is answered, rejected, or the timeout is over.
-    async fn retry<T, F>(&self, timeout: Duration, attempt: impl Fn() -> F) -> EtcdResult<T>
+    /// Repeats an idempotent request until it is answered, rejected, or the deadline is near. Also
+    /// returns whether an earlier attempt may have been executed. The outcome of a failure is
+    /// unknown if that of any attempt is.
+    pub(super) async fn retry<T, F>(
+        &self,
+        deadline: Moment,
+        attempt: impl Fn() -> F,
+    ) -> EtcdResult<(T, bool)>
     where
         F: Future<Output = EtcdResult<T>>,
     {
-        let deadline = self.clock.now() + timeout;
-        let mut backoff = RetryBackoff::new(&self.clock, REQUEST_RETRY_PAUSES, deadline);
-        let mut outcome_unknown = false;
+        let (mut backoff, mut outcome_unknown) = (RETRY, false);
         loop {
             let mut error = match attempt().await {
-                Ok(reply) => return Ok(reply),
+                Ok(reply) => return Ok((reply, outcome_unknown)),
                 Err(error) => error,
             };
             outcome_unknown |= error.outcome_unknown;
             error.outcome_unknown = outcome_unknown;
-            if error.kind != EtcdErrorKind::Unavailable || !backoff.wait().await {
+            let is_final = error.kind != EtcdErrorKind::Unavailable;
+            if is_final || !backoff.pause_before(&self.clock, deadline).await {
                 return Err(error);
             }
         }
@@ -399,34 +403,6 @@ impl EtcdConnection {
         token.set_sensitive(true);
         *sync::lock(&self.login_token) = Some(token.clone());
         Ok(Some(token))
-    }
-}
-
-/// The growing pauses between the attempts of a request, up to a deadline.
-pub(super) struct RetryBackoff<'c> {
-    clock: &'c Clock,
-    pause: Duration,
-    longest: Duration,
-    deadline: Moment,
-}
-
-impl<'c> RetryBackoff<'c> {
-    pub(super) fn new(
-        clock: &'c Clock,
-        (shortest, longest): (Duration, Duration),
-        deadline: Moment,
-    ) -> Self {
-        Self { clock, pause: shortest, longest, deadline }
-    }
-
-    /// Sleeps until the next attempt. Returns false, at once, if that would be past the deadline.
-    pub(super) async fn wait(&mut self) -> bool {
-        if self.clock.now() + self.pause >= self.deadline {
-            return false;
-        }
-        tokio::time::sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(self.longest);
-        true
     }
 }
 

@@ -12,11 +12,9 @@ use crate::hash::FastMap;
 use crate::name::Name;
 use crate::token::Token;
 
-/// The shortest and the longest pause between attempts to remove a key.
-const REMOVAL_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// When maintenance first tries to remove a key. The caller that withdraws a claim tries at once,
-/// for up to `REQUEST_TIMEOUT` (2 s); this must be longer.
-const FIRST_BACKGROUND_REMOVAL: Duration = Duration::from_millis(2500);
+/// How often maintenance tries to remove the key of a claim that lapsed. Each attempt takes up to
+/// `REQUEST_TIMEOUT` (2 s); this must be longer.
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(2500);
 
 /// Maximum reusable keys per name, and maximum names with reusable keys.
 const MAX_KEYS_PER_NAME: usize = 4;
@@ -26,7 +24,8 @@ const MAX_NAMES: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct ClaimLedger {
     entries: FastMap<ClaimId, LedgerEntry>,
-    removals: FastMap<ClaimId, PendingRemoval>,
+    /// Claims that are over and whose keys may still exist.
+    removals: FastMap<ClaimId, LedgerEntry>,
     withdrawn: Tombstones,
     /// Keys on shared leases that are certainly deleted, for the next claims on their names. Each
     /// with the id of its lease.
@@ -46,19 +45,10 @@ pub(super) struct LedgerEntry {
     /// How many calls wait for the grant.
     callers: u32,
     /// The claim is over then unless a call waits for it or it is renewed, although its lease may
-    /// live on.
+    /// live on. Of a claim that is over: when maintenance tries to remove its key.
     lapses_at: Moment,
     /// Another process may renew the claim: then only its lease ends it.
     pub(super) is_detachable: bool,
-}
-
-/// A claim whose key is to be removed. It is retried until it succeeds, because a shared lease may
-/// live as long as the client.
-#[derive(Clone, Debug)]
-struct PendingRemoval {
-    entry: LedgerEntry,
-    pause: Duration,
-    retry_at: Moment,
 }
 
 /// The removals that are due.
@@ -199,21 +189,21 @@ impl ClaimLedger {
         keys.push((entry.lease.id, entry.key));
     }
 
-    /// Withdraws a claim: no request is sent for it any more, and its key is to be removed.
+    /// Withdraws a claim: no request is sent for it any more. The caller removes its key, and
+    /// withdraws it again if that fails.
     pub(super) fn withdraw(&mut self, id: ClaimId, now: Moment) -> Option<LedgerEntry> {
         self.withdrawn.insert(id, now);
-        match self.entries.remove(&id) {
-            Some(entry) => {
-                self.schedule_removal(id, entry.clone(), now);
-                Some(entry)
-            }
-            None => self.removals.get(&id).map(|removal| removal.entry.clone()),
+        if let Some(entry) = self.entries.remove(&id) {
+            self.removals.insert(id, LedgerEntry { lapses_at: Moment::NEVER, ..entry });
         }
+        self.removals.get(&id).cloned()
     }
 
-    fn schedule_removal(&mut self, id: ClaimId, entry: LedgerEntry, now: Moment) {
-        let (pause, retry_at) = (REMOVAL_PAUSES.0, now + FIRST_BACKGROUND_REMOVAL);
-        self.removals.insert(id, PendingRemoval { entry, pause, retry_at });
+    /// The claim is over although no caller withdraws it: maintenance removes its key.
+    pub(super) fn lapse(&mut self, id: ClaimId, now: Moment) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.lapses_at = now;
+        }
     }
 
     pub(super) fn is_being_removed(&self, id: ClaimId) -> bool {
@@ -238,20 +228,17 @@ impl ClaimLedger {
             if let Some(entry) = self.entries.remove(&id).filter(|entry| !entry.is_detachable) {
                 // A later request would create a key that is then deleted while the claim holds.
                 self.withdrawn.insert(id, now);
-                self.schedule_removal(id, entry.clone(), now);
-                due.removals.push((id, entry));
+                self.removals.insert(id, entry);
             }
         }
-        for (id, removal) in &mut self.removals {
-            if removal.retry_at <= now {
-                removal.pause = (removal.pause * 2).min(REMOVAL_PAUSES.1);
-                removal.retry_at = now + removal.pause;
-                due.removals.push((*id, removal.entry.clone()));
+        for (id, entry) in &mut self.removals {
+            if entry.lapses_at <= now {
+                entry.lapses_at = now + REMOVAL_INTERVAL;
+                due.removals.push((*id, entry.clone()));
             }
         }
         let lapsing = self.entries.values().filter(|entry| entry.callers == 0);
-        let lapsing = lapsing.map(|entry| entry.lapses_at);
-        due.next_at = lapsing.chain(self.removals.values().map(|removal| removal.retry_at)).min();
+        due.next_at = lapsing.chain(self.removals.values()).map(|entry| entry.lapses_at).min();
         due
     }
 
@@ -264,8 +251,8 @@ impl ClaimLedger {
 
     /// Whether a claim may have a key on this lease.
     pub(super) fn uses_lease(&self, lease: &Arc<EtcdLease>) -> bool {
-        let removed = self.removals.values().map(|removal| &removal.entry);
-        self.entries.values().chain(removed).any(|entry| Arc::ptr_eq(&entry.lease, lease))
+        let mut entries = self.entries.values().chain(self.removals.values());
+        entries.any(|entry| Arc::ptr_eq(&entry.lease, lease))
     }
 
     /// The claims that hold by this lease.

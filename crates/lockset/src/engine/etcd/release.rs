@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use super::EtcdCore;
-use super::acquire::CLAIM_RETRY_PAUSES;
-use super::connection::{REQUEST_TIMEOUT, RETRY_TIMEOUT, RetryBackoff};
+use super::connection::{REQUEST_TIMEOUT, RETRY_TIMEOUT};
 use super::keys::lease_id_in;
 use super::leases::EtcdLease;
 use super::ledger::LedgerEntry;
@@ -66,11 +65,9 @@ impl EtcdCore {
                 return Err(not_held());
             }
             Err(error) => {
-                // The release may have been executed, or may still be. Until then the key blocks
-                // others, so maintenance removes it.
-                self.ledger().withdraw(claim.id, self.clock.now());
+                // The release may have been executed, or may still be. The caller withdraws the
+                // claim.
                 next.iter().for_each(|next| self.retire_lease_of(next.claim.id));
-                self.run_maintenance_now();
                 return Err(error.into());
             }
         };
@@ -80,9 +77,8 @@ impl EtcdCore {
         };
         if !is_released && !may_be_repeated {
             // A key with another revision may still bear the claim's id: it is removed.
-            if self.ledger().withdraw(claim.id, self.clock.now()).is_some() {
-                self.run_maintenance_now();
-            }
+            self.ledger().lapse(claim.id, self.clock.now());
+            self.run_maintenance_now();
         } else if let Some(entry) = self.forget(claim.id) {
             self.revoke_own_lease(&entry);
             if !may_be_repeated {
@@ -125,10 +121,7 @@ impl EtcdCore {
                 Ok(())
             }
             Ok(KeyOwner::OtherClaim | KeyOwner::Absent) => Err(not_held()),
-            Err(error) => {
-                self.run_maintenance_now();
-                Err(error.into())
-            }
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -190,19 +183,8 @@ impl EtcdCore {
         txn: TxnRequest,
     ) -> EtcdResult<(TxnResponse, bool)> {
         let deadline = self.clock.now() + RETRY_TIMEOUT;
-        let mut backoff = RetryBackoff::new(&self.clock, CLAIM_RETRY_PAUSES, deadline);
-        let mut may_be_repeated = false;
-        loop {
-            let mut error = match self.batcher.send_txn(&claim.name, txn.clone()).await {
-                Ok(reply) => return Ok((reply, may_be_repeated)),
-                Err(error) => error,
-            };
-            may_be_repeated |= error.outcome_unknown;
-            error.outcome_unknown = may_be_repeated;
-            if error.kind != EtcdErrorKind::Unavailable || !backoff.wait().await {
-                return Err(error);
-            }
-        }
+        let attempt = || self.batcher.send_txn(&claim.name, txn.clone());
+        self.connection.retry(deadline, attempt).await
     }
 
     /// Prepares the client's next claim to be created by the release of another. Only an exclusive
@@ -233,7 +215,10 @@ impl EtcdCore {
         let entry = self.ledger().withdraw(claim.id, now);
         match entry {
             Some(entry) => drop(self.remove_key(claim.id, &entry).await?),
-            None => self.remove_keys_by_id(claim).await?,
+            // Another process may have acquired it. All keys of this client's claims are in the
+            // ledger until they are removed.
+            None if claim.fixed || claim.detachable => self.remove_keys_by_id(claim).await?,
+            None => {}
         }
         Ok(())
     }

@@ -7,7 +7,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
@@ -19,11 +18,9 @@ use super::rpc::event::EventType;
 use super::rpc::{
     KeyValue, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse, watch_request,
 };
+use crate::engine::common::backoff::RETRY;
 use crate::engine::common::hints::receiver_stream;
 use crate::error::{Error, Result};
-
-/// The shortest and the longest pause before the stream is opened again.
-const RECONNECT_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// What a subscriber receives.
 #[derive(Debug)]
@@ -122,7 +119,7 @@ async fn run_watches(
     mut commands: mpsc::UnboundedReceiver<WatchCommand>,
 ) {
     let mut watches = ServerWatches::default();
-    let mut pause = RECONNECT_PAUSES.0;
+    let mut backoff = RETRY;
     loop {
         while watches.by_keys.is_empty() {
             match commands.recv().await {
@@ -134,14 +131,12 @@ async fn run_watches(
         let Some(strong) = connection.upgrade() else { return };
         match run_stream(&strong, &mut watches, &mut commands).await {
             StreamEnd::ClientClosed => return,
-            StreamEnd::Disconnected { had_replies: true } => pause = RECONNECT_PAUSES.0,
-            StreamEnd::Disconnected { had_replies: false } => {
-                pause = (pause * 2).min(RECONNECT_PAUSES.1);
-            }
+            StreamEnd::Disconnected { had_replies: true } => backoff.reset(),
+            StreamEnd::Disconnected { had_replies: false } => {}
             StreamEnd::Rejected(error) => watches.reject_all(&error),
         }
         drop(strong);
-        tokio::time::sleep(pause).await;
+        backoff.pause().await;
     }
 }
 

@@ -13,7 +13,7 @@ use super::connect::RedisAddress;
 use super::connection::ManagedConnection;
 use super::error::{classify, unreachable_error, with_server};
 use super::reconnect::RedisConnector;
-use super::routing::{REDIRECT_PAUSES, RedisNode};
+use super::routing::{MIN_REDIRECT_PAUSE, RedisNode};
 use super::slots::{SlotMap, most_replicas, parse_slot_ranges};
 use crate::error::Result;
 use crate::report::report;
@@ -74,7 +74,7 @@ impl RedisCluster {
     /// Reloads the slots, unless that was done a moment ago.
     pub(super) async fn refresh_slots(&self) {
         let mut refreshed_at = self.refreshed_at.lock().await;
-        if refreshed_at.is_some_and(|at| at.elapsed() < REDIRECT_PAUSES.0) {
+        if refreshed_at.is_some_and(|at| at.elapsed() < MIN_REDIRECT_PAUSE) {
             return;
         }
         if let Err(error) = self.load_slots().await {

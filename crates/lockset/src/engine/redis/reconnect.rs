@@ -16,14 +16,15 @@ use super::error::{RedisRequestError, classify, unreachable_error, with_server};
 use super::health::RedisServerInfo;
 use super::push::{OnPush, RedisInbox, RedisPush, subscribe};
 use super::scripts::Scripts;
+use crate::engine::common::backoff::{Backoff, RETRY};
 use crate::engine::common::batch::Batcher;
 use crate::error::Error;
 
 /// The time in which a new connection must be ready, login and subscription included.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The first and the longest pause between attempts to connect.
-const RECONNECT_PAUSES: (Duration, Duration) =
-    (Duration::from_millis(20), Duration::from_millis(500));
+/// Pauses between attempts to connect to a node that is a replica: it may be promoted soon, or stay
+/// one for ever.
+const REPLICA_RETRY: Backoff = Backoff::new(Duration::from_millis(20), PROBE_INTERVAL);
 
 /// Opens connections to one server, or to the current master.
 #[derive(Clone)]
@@ -182,18 +183,19 @@ impl RedisConnector {
     pub(super) async fn keep_connected(self, state: watch::Sender<RedisConnectionState>) {
         loop {
             self.until_broken(&state).await;
-            let mut pause = RECONNECT_PAUSES.0;
+            let (mut backoff, mut replica_backoff) = (RETRY, REPLICA_RETRY);
             let connection = loop {
                 let error = match self.connect().await {
                     Ok(connection) => break connection,
                     Err(error) => Arc::new(error),
                 };
                 state.send_replace(RedisConnectionState::Down(error.clone()));
-                tokio::time::sleep(pause).await;
                 // A cluster node that became a replica is not needed any more.
                 let is_replica = self.node.is_some() && error.to_string().contains("READONLY");
-                let longest = if is_replica { PROBE_INTERVAL } else { RECONNECT_PAUSES.1 };
-                pause = (pause * 2).min(longest);
+                match is_replica {
+                    true => replica_backoff.pause().await,
+                    false => backoff.pause().await,
+                }
             };
             state.send_replace(RedisConnectionState::Connected(Arc::new(connection)));
             self.reconnects.send_modify(|count| *count += 1);

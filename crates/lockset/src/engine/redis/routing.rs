@@ -19,6 +19,7 @@ use super::reconnect::RedisConnector;
 use super::scripts::Scripts;
 use super::slots::SlotMap;
 use super::wait_replicas::ReplicaConnections;
+use crate::engine::common::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::sync;
 
@@ -29,8 +30,8 @@ const REQUESTS_BEFORE_OPENING: u32 = 32;
 const MAX_RUNTIMES: usize = 8;
 /// The first and the longest pause before a request is sent again because its node was the wrong
 /// one or was down. The slots are not reloaded more often than by the first.
-pub(super) const REDIRECT_PAUSES: (Duration, Duration) =
-    (Duration::from_millis(5), Duration::from_millis(100));
+pub(super) const MIN_REDIRECT_PAUSE: Duration = Duration::from_millis(5);
+const MAX_REDIRECT_PAUSE: Duration = Duration::from_millis(100);
 
 /// All servers of a client.
 #[derive(Debug)]
@@ -93,7 +94,8 @@ impl RedisRouter {
 
     /// The route of a request to the node that serves `slot`.
     pub(super) fn route(&self, slot: u16, timeout: Duration) -> Route<'_> {
-        Route { router: self, slot, until: Instant::now() + timeout, pause: REDIRECT_PAUSES.0 }
+        let backoff = Backoff::new(MIN_REDIRECT_PAUSE, MAX_REDIRECT_PAUSE);
+        Route { router: self, slot, until: Instant::now() + timeout, backoff }
     }
 
     /// All nodes that have keys.
@@ -125,7 +127,7 @@ pub(super) struct Route<'a> {
     router: &'a RedisRouter,
     slot: u16,
     until: Instant,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 impl Route<'_> {
@@ -151,7 +153,7 @@ impl Route<'_> {
                     unreachable_error(what, true, None)
                 }
                 // A node that is down may have a successor: reload the slots soon.
-                Some(node) => match node.connection.connected(left.min(REDIRECT_PAUSES.1)).await {
+                Some(node) => match node.connection.connected(left.min(MAX_REDIRECT_PAUSE)).await {
                     Ok(_) => return Ok((node, left)),
                     Err(down) => down.into_error(),
                 },
@@ -184,8 +186,7 @@ impl Route<'_> {
             return Err(why);
         }
         cluster.refresh_slots().await;
-        tokio::time::sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(REDIRECT_PAUSES.1);
+        self.backoff.pause().await;
         Ok(())
     }
 }

@@ -10,7 +10,6 @@ use super::client::{
 };
 use super::layout::sequence_number;
 use super::record::{ClaimRecord, ZooKeeperKey, token_of};
-use super::release::DeleteOnDrop;
 use super::{
     CONNECT_TIMEOUT, MAIN_SESSION, SessionTag, ZooKeeperCore, chosen_tokens_unsupported,
     new_session_request,
@@ -201,18 +200,17 @@ impl ZooKeeperCore {
                 Ok(QueueOutcome::Retry)
             }
             AdmissionDecision::Conflict(why) => {
-                self.leave_queue(context, &node).await?;
+                self.leave_queue(context).await?;
                 let name = context.claim.name.clone();
                 Err(Error::Conflict { name, why }.into())
             }
             AdmissionDecision::Wait(_) if self.clock.now() >= wait.deadline() => {
-                self.leave_queue(context, &node).await?;
+                self.leave_queue(context).await?;
                 Ok(QueueOutcome::TimedOut)
             }
-            AdmissionDecision::Wait(target) => {
+            AdmissionDecision::Wait(nodes) => {
                 // Boxed, because an uncontended claim does not get here.
-                let deadline = wait.deadline();
-                Box::pin(self.wait_in_queue(context, &node, target, &children, deadline)).await?;
+                Box::pin(self.wait_for_nodes(context, &nodes, wait.deadline())).await?;
                 Ok(QueueOutcome::Retry)
             }
         }
@@ -325,8 +323,7 @@ impl ZooKeeperCore {
         let mut claims = self.claims();
         let status = context.session.status();
         if claims.withdrawn.contains(context.claim.id) {
-            drop(claims);
-            drop(self.delete_until_done(context, Some(node.path.clone())));
+            // The withdrawal searches for the node, by requests that are sent after the create.
             return Err(Error::NotHeld { name: context.claim.name.clone() }.into());
         }
         if owner != context.session.id() {
@@ -351,12 +348,13 @@ impl ZooKeeperCore {
         context: &ClaimContext<'_>,
         node: &ClaimNode,
     ) -> Result<CreateOutcome, ZkAttemptError> {
-        self.claims().remove(context.claim.id);
-        let mut on_drop = DeleteOnDrop::new(self, context, Some(node.path.clone()));
+        let id = context.claim.id;
+        self.claims().end(id, &context.parent);
         let node_deleted = context.session.delete(&node.path);
         let parent_deleted = context.session.delete(&context.parent);
-        node_deleted.deleted().await?;
-        on_drop.disarm();
+        // If this fails, the caller withdraws the claim.
+        node_deleted.deleted().await.map_err(Error::from)?;
+        self.claims().finish_deletion(id);
         match parent_deleted.deleted().await {
             Ok(()) => Ok(CreateOutcome::Retry),
             Err(ZkRequestError::Refused(_)) => Ok(CreateOutcome::SequenceExhausted),
@@ -424,7 +422,7 @@ impl ZooKeeperCore {
             }
             false => session.lease_end(self.clock.now()),
         };
-        let published_waiting = {
+        {
             let mut claims = self.claims();
             if claims.withdrawn.contains(claim.id) {
                 return Err(Error::NotHeld { name: claim.name.clone() }.into());
@@ -434,10 +432,6 @@ impl ZooKeeperCore {
             let entry = entry.filter(|entry| entry.epoch == status.epoch);
             let Some(entry) = entry else { return Ok(None) };
             entry.lease = Some(valid_until);
-            std::mem::take(&mut entry.published_waiting)
-        };
-        if published_waiting {
-            self.publish_admitted(session, node.path.clone());
         }
         let key = ZooKeeperKey {
             path: node.path.clone(),

@@ -12,18 +12,8 @@ pub(super) enum AdmissionDecision {
     NotQueued,
     /// The name is used in another mode, for this reason.
     Conflict(String),
-    Wait(WatchTarget),
-}
-
-/// The nodes whose change may admit a waiter. No other node matters, so no other is watched.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum WatchTarget {
-    /// This one.
-    Node(String),
-    /// Any of these: they hold permits, and no waiter is between them and this one.
-    AnyOf(Vec<String>),
-    /// This one waits for permits, too, and its record says when it has got them.
-    PermitWaiter(String),
+    /// It is not admitted before one of these nodes has gone. No other node is watched.
+    Wait(Vec<String>),
 }
 
 /// How many nodes at the front of the queue hold the lock together.
@@ -52,23 +42,28 @@ pub(super) fn decide(queue: &[QueueNode], own: &str) -> AdmissionDecision {
         return AdmissionDecision::Admitted;
     }
     let name = |node: &QueueNode| node.name.clone();
-    let target = match mode {
-        Mode::Exclusive => before.last().map(|last| WatchTarget::Node(name(last))),
+    let watched = match mode {
+        Mode::Exclusive => before.last().map(|last| vec![name(last)]),
         Mode::Shared => {
             let mut from_last = before.iter().rev();
             let last_writer = from_last.find(|node| Mode::from(node.mode) == Mode::Exclusive);
-            last_writer.map(|last| WatchTarget::Node(name(last)))
+            last_writer.map(|last| vec![name(last)])
         }
+        // As few of the last nodes as leave too few permits. While all of them exist, it does not
+        // matter what becomes of the others.
         Mode::Permits { .. } => {
-            before.last().map(|last| match count_holders(before) == before.len() {
-                true => WatchTarget::AnyOf(before.iter().map(name).collect()),
-                false => WatchTarget::PermitWaiter(name(last)),
-            })
+            let mut tally = Tally::default();
+            let leaves_too_few = |node: &QueueNode| {
+                tally.add(node.mode.into());
+                !tally.admits(mode)
+            };
+            let first = before.iter().rposition(leaves_too_few);
+            first.map(|first| before[first..].iter().map(name).collect())
         }
     };
     // A claim with nothing to wait for was admitted above, or asks for more than there is.
     let never = || AdmissionDecision::Conflict("it could never be admitted".to_owned());
-    target.map_or_else(never, AdmissionDecision::Wait)
+    watched.map_or_else(never, AdmissionDecision::Wait)
 }
 
 #[cfg(test)]
@@ -82,7 +77,7 @@ mod tests {
     }
 
     fn wait_for_node(node: &str) -> AdmissionDecision {
-        AdmissionDecision::Wait(WatchTarget::Node(node.to_owned()))
+        AdmissionDecision::Wait(vec![node.to_owned()])
     }
 
     #[test]
@@ -104,22 +99,22 @@ mod tests {
     }
 
     #[test]
-    fn the_first_waiter_for_permits_watches_all_holders_and_the_others_the_node_before_them() {
-        let queue = queue(&[
+    fn a_waiter_for_permits_watches_the_last_nodes_that_leave_it_too_few() {
+        let nodes = [
             "a-1.3__PERM__0000000001",
             "b-1.3__PERM__0000000002",
-            "c-3.3__PERM__0000000003",
+            "c-2.3__PERM__0000000003",
             "d-1.3__PERM__0000000004",
-        ]);
-        assert_eq!(decide(&queue, "b-1.3__PERM__0000000002"), AdmissionDecision::Admitted);
-        let holders =
-            vec!["a-1.3__PERM__0000000001".to_owned(), "b-1.3__PERM__0000000002".to_owned()];
-        assert_eq!(
-            decide(&queue, "c-3.3__PERM__0000000003"),
-            AdmissionDecision::Wait(WatchTarget::AnyOf(holders))
-        );
-        let before = WatchTarget::PermitWaiter("c-3.3__PERM__0000000003".to_owned());
-        assert_eq!(decide(&queue, "d-1.3__PERM__0000000004"), AdmissionDecision::Wait(before));
+            "e-3.3__PERM__0000000005",
+        ];
+        let queue = queue(&nodes);
+        let wait = |watched: &[&str]| {
+            AdmissionDecision::Wait(watched.iter().map(|node| (*node).to_owned()).collect())
+        };
+        assert_eq!(decide(&queue, nodes[1]), AdmissionDecision::Admitted);
+        assert_eq!(decide(&queue, nodes[2]), wait(&nodes[..2]), "one permit is free, it needs two");
+        assert_eq!(decide(&queue, nodes[3]), wait(&nodes[1..3]), "b and c leave none");
+        assert_eq!(decide(&queue, nodes[4]), wait(&nodes[3..4]), "it needs all of them");
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::SessionTag;
 use super::client::Session;
+use super::release::NodeDeletion;
+use super::{MAIN_SESSION, SessionTag};
 use crate::clock::Moment;
 use crate::engine::ClaimId;
 use crate::engine::common::tombstones::Tombstones;
@@ -14,6 +15,8 @@ use crate::token::Token;
 #[derive(Debug, Default)]
 pub(super) struct ClaimTable {
     pub(super) entries: FastMap<ClaimId, TrackedClaim>,
+    /// Claims that are over and whose nodes may still exist.
+    deletions: FastMap<ClaimId, NodeDeletion>,
     /// The watched nodes of held locks.
     pub(super) watched: HashMap<String, ClaimId>,
     pub(super) withdrawn: Tombstones,
@@ -29,6 +32,39 @@ impl ClaimTable {
             self.watched.remove(path);
         }
         Some(entry)
+    }
+
+    /// The claim is over. Returns how to delete its node, until `finish_deletion` is called.
+    /// `parent` is where its node is, or may be.
+    pub(super) fn end(&mut self, id: ClaimId, parent: &str) -> Option<NodeDeletion> {
+        if let Some(entry) = self.remove(id) {
+            let (path, parent) = (entry.known_path(), parent.to_owned());
+            let TrackedClaim { session, tag, epoch, .. } = entry;
+            self.deletions.insert(id, NodeDeletion { session, tag, epoch, parent, path });
+        }
+        self.deletions.get(&id).cloned()
+    }
+
+    /// Ends the claims whose leases are over, with how to delete their nodes. A lock's own session
+    /// ends by itself, unless the owner of its ticket renews it in another process.
+    pub(super) fn end_unrenewed(&mut self, now: Moment) -> Vec<(ClaimId, NodeDeletion)> {
+        let is_over = |entry: &TrackedClaim| entry.lease.is_some_and(|lease| lease <= now);
+        let over = self.entries.iter().filter(|(_, entry)| is_over(entry));
+        let over: Vec<_> = over
+            .filter_map(|(id, entry)| {
+                Some((*id, entry.tag, entry.node.as_ref()?.parent().to_owned()))
+            })
+            .collect();
+        let ended = over.into_iter().filter_map(|(id, tag, parent)| match tag {
+            MAIN_SESSION => Some((id, self.end(id, &parent)?)),
+            _ => self.remove(id).and(None),
+        });
+        ended.collect()
+    }
+
+    /// The node of a claim that is over does not exist any more.
+    pub(super) fn finish_deletion(&mut self, id: ClaimId) {
+        self.deletions.remove(&id);
     }
 
     /// The claim's node is at `path` now, where it is not watched yet. Returns whether the claim
@@ -58,8 +94,6 @@ pub(super) struct TrackedClaim {
     pub(super) lease: Option<Moment>,
     /// The connection on which the node of a held lock is watched.
     pub(super) watched_on: u64,
-    /// The node's record says that the claim waits for permits.
-    pub(super) published_waiting: bool,
     /// A downgrade moves the node to this path, and its outcome is not known yet.
     pub(super) moving_to: Option<String>,
 }
@@ -74,7 +108,6 @@ impl TrackedClaim {
             node: None,
             lease: None,
             watched_on: 0,
-            published_waiting: false,
             moving_to: None,
         }
     }

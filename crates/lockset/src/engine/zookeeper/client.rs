@@ -15,7 +15,7 @@ pub(super) use self::request::{
     PendingReply, TRANSIENT_PAUSE, ZkRequestError, ZkResult, unreachable_error,
 };
 pub(super) use self::servers::ServerList;
-pub(super) use self::session::{NodeWatch, Session, SessionEvent, event_sink};
+pub(super) use self::session::{Session, SessionEvent, event_sink};
 pub(super) use self::wire::{
     Acl, ConnectRequest, CreateMode, MultiOp, NodeStat, WatchEvent, WatchEventKind, ZkErrorCode,
 };

@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::mpsc;
 
 use super::claim_table::TrackedClaim;
 use super::client::{SessionEvent, WatchEvent, WatchEventKind};
 use super::record::ClaimRecord;
+use super::release::NodeDeletion;
 use super::{MAIN_SESSION, SessionTag, ZooKeeperCore};
 use crate::engine::{ClaimId, Event};
 use crate::error::LossReason;
@@ -43,28 +45,16 @@ pub(super) async fn dispatch_events(
 
 /// Ends leases that nobody renews: the main session would keep their nodes for ever.
 pub(super) async fn end_unrenewed_leases(core: Arc<ZooKeeperCore>) {
+    // Those whose nodes could not be deleted yet.
+    let mut ended: Vec<(ClaimId, NodeDeletion)> = Vec::new();
     loop {
         let pause = (core.timeout / LEASE_CHECKS_PER_TIMEOUT).max(Duration::from_millis(10));
         core.clock.sleep_until(core.clock.now() + pause).await;
         let now = core.clock.now();
-        let ended: Vec<(ClaimId, TrackedClaim)> = {
-            let mut claims = core.claims();
-            let has_ended = |entry: &TrackedClaim| entry.lease.is_some_and(|lease| lease <= now);
-            let ended: Vec<ClaimId> = claims
-                .entries
-                .iter()
-                .filter(|(_, entry)| has_ended(entry))
-                .map(|(id, _)| *id)
-                .collect();
-            ended.into_iter().filter_map(|id| Some((id, claims.remove(id)?))).collect()
-        };
-        for (id, entry) in ended {
-            // A lock's own session ends by itself, unless the owner of its ticket renews it in
-            // another process.
-            if entry.tag == MAIN_SESSION {
-                core.delete_ended(id, entry);
-            }
-        }
+        ended.extend(core.claims().end_unrenewed(now));
+        let deletions = ended.iter().map(|(id, deletion)| core.delete_node(*id, deletion));
+        let mut outcomes = join_all(deletions).await.into_iter();
+        ended.retain(|_| outcomes.next().is_some_and(|outcome| outcome.is_err()));
     }
 }
 
@@ -103,11 +93,12 @@ impl ZooKeeperCore {
         let mut claims = self.claims();
         for id in held {
             let outlasts = |entry: &TrackedClaim| entry.lease > Some(entry.session.valid_until());
-            if claims.entries.get(&id).is_some_and(outlasts)
-                && let Some(entry) = claims.remove(id)
-            {
+            let entry = claims.entries.get(&id).filter(|entry| outlasts(entry));
+            let parent = entry.and_then(|entry| Some(entry.node.as_ref()?.parent().to_owned()));
+            if let Some(parent) = parent {
+                // The keeper then withdraws the claim, which deletes its node.
+                claims.end(id, &parent);
                 self.signal(Event::Lost(id, LossReason::SessionEnded));
-                self.delete_ended(id, entry);
             }
         }
     }

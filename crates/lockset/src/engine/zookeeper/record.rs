@@ -29,9 +29,6 @@ pub(super) struct ClaimRecord {
     /// An operator asks for the lock back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) revoked: bool,
-    /// Of a claim for permits that was not admitted at once: whether it is admitted now.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) admitted: Option<bool>,
 }
 
 impl ClaimRecord {
@@ -43,7 +40,6 @@ impl ClaimRecord {
             token: None,
             claim: None,
             revoked: false,
-            admitted: None,
         }
     }
 

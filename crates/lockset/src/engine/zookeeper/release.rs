@@ -3,24 +3,16 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use super::acquire::{ClaimContext, CreateOutcome, NodeLookup, ZkAttemptError};
 use super::admission::{AdmissionDecision, count_holders, decide};
-use super::claim_table::{ClaimNode, TrackedClaim};
-use super::client::{
-    PendingReply, Session, TRANSIENT_PAUSE, ZkErrorCode, ZkRequestError, ZkResult,
-    unreachable_error,
-};
+use super::client::{Session, ZkErrorCode, ZkRequestError, ZkResult, unreachable_error};
 use super::inspect::{ObservedNode, queue_nodes};
 use super::layout::{Layout, sequence_number};
-use super::record::edit_record;
-use super::{CONNECT_TIMEOUT, MAIN_SESSION, ZooKeeperCore};
-use crate::clock::Moment;
+use super::record::{ClaimRecord, edit_record};
+use super::{CONNECT_TIMEOUT, MAIN_SESSION, SessionTag, ZooKeeperCore};
 use crate::engine::{Break, Claim, ClaimId, Grant, Holder};
 use crate::error::{Error, Result};
 use crate::name::Name;
-use crate::report::report;
 
 /// From this sequence number on, a lock's parent is deleted as soon as it is empty, so that the
 /// numbers start from 0 again. A parent that is never empty may still overflow:
@@ -36,12 +28,21 @@ impl ZooKeeperCore {
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
         let not_held = || Error::NotHeld { name: claim.name.clone() };
-        let entry = self.claims().remove(claim.id).ok_or_else(not_held)?;
-        let (known_path, moving_to) = (entry.known_path(), entry.moving_to);
-        let Some(node) = entry.node else { return Err(not_held()) };
-        let parent = node.parent().to_owned();
-        let context = ClaimContext { claim, session: entry.session, tag: entry.tag, parent };
-        let mut on_drop = DeleteOnDrop::new(self, &context, known_path);
+        let path = grant.zookeeper_key().map(|key| key.path);
+        if claim.detachable && self.is_owned_by_another(claim.id, path).await? {
+            self.claims().remove(claim.id);
+            return Err(not_held());
+        }
+        let (context, node, moving_to) = {
+            let mut claims = self.claims();
+            let entry = claims.entries.get(&claim.id).ok_or_else(not_held)?;
+            let node = entry.node.clone().ok_or_else(not_held)?;
+            let (session, tag) = (entry.session.clone(), entry.tag);
+            let (parent, moving_to) = (node.parent().to_owned(), entry.moving_to.clone());
+            // Until the delete is answered: if this fails or is dropped, the claim is withdrawn.
+            claims.end(claim.id, &parent);
+            (ClaimContext { claim, session, tag, parent }, node, moving_to)
+        };
         let deleted = context.session.delete(&node.path);
         // The node is at one of the two paths, and the request that moves it was sent before.
         let moved_deleted = moving_to.map(|path| context.session.delete(&path));
@@ -65,15 +66,16 @@ impl ZooKeeperCore {
             released = moved.done().await;
         }
         match released {
-            Ok(()) if node.token == grant.token => on_drop.disarm(),
-            Ok(()) | Err(ZkRequestError::Refused(ZkErrorCode::NO_NODE)) => {
-                on_drop.disarm();
-                if let Some((next, NodeLookup::Requested { .. })) = requested {
-                    self.cancel_node_request(next).await;
-                }
+            Ok(()) => self.claims().finish_deletion(claim.id),
+            // The next claim, if there is one, finds its node itself.
+            Err(ZkRequestError::Refused(ZkErrorCode::NO_NODE)) => {
+                self.claims().finish_deletion(claim.id);
                 return Err(not_held());
             }
             Err(error) => return Err(error.into()),
+        }
+        if node.token != grant.token {
+            return Err(not_held());
         }
         if !is_main {
             context.session.close().await;
@@ -100,68 +102,76 @@ impl ZooKeeperCore {
         }
     }
 
-    /// Deletes a node that was requested in vain.
-    async fn cancel_node_request(&self, context: &ClaimContext<'_>) {
-        let entry = self.claims().remove(context.claim.id);
-        if let Some(entry) = entry {
-            // After the timeout it continues in the background.
-            let deleted = self.delete_until_done(context, entry.known_path());
-            tokio::time::timeout(CONNECT_TIMEOUT, deleted).await.ok();
-        }
-    }
-
-    /// Deletes the node of a claim that was not admitted. If that fails now, it continues in the
-    /// background.
+    /// Deletes the node of a claim that was not admitted. If that fails, the caller withdraws the
+    /// claim.
     pub(super) async fn leave_queue(
         &self,
         context: &ClaimContext<'_>,
-        node: &ClaimNode,
     ) -> Result<(), ZkAttemptError> {
-        self.claims().remove(context.claim.id);
-        if context.tag != MAIN_SESSION {
-            context.session.close().await;
-            return Ok(());
-        }
-        let mut on_drop = DeleteOnDrop::new(self, context, Some(node.path.clone()));
-        match context.session.delete(&node.path).deleted().await {
-            Ok(()) => on_drop.disarm(),
-            Err(error) => return Err(ZkAttemptError::Fatal(error.into())),
+        let id = context.claim.id;
+        let deletion = self.claims().end(id, &context.parent);
+        if let Some(deletion) = deletion {
+            self.delete_node(id, &deletion).await.map_err(Error::from)?;
         }
         Ok(())
     }
 
     /// Deletes every node of the claim, and makes sure that none is created later.
     pub(super) async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        let entry = {
+        let parent = self.paths.lock_parent(&claim.name)?;
+        let deletion = {
             let mut claims = self.claims();
             claims.withdrawn.insert(claim.id, self.clock.now());
-            claims.remove(claim.id)
+            claims.end(claim.id, &parent)
         };
-        let parent = self.paths.lock_parent(&claim.name)?;
-        let Some(entry) = entry else {
-            // A claim of this client that is not in the table has no node; one of a ticket may.
-            if !claim.detachable {
+        let path = deletion.as_ref().and_then(|deletion| deletion.path.clone());
+        let deletion = match deletion {
+            // Checked first: to connect would take the session from the owner of the ticket.
+            Some(_) if claim.detachable && self.is_owned_by_another(claim.id, path).await? => {
+                self.claims().finish_deletion(claim.id);
                 return Ok(());
             }
-            self.wait_connected().await?;
-            let context =
-                ClaimContext { claim, session: self.main.clone(), tag: MAIN_SESSION, parent };
-            return NodeDeletion::new(self, &context, None).attempt().await.map_err(Error::from);
-        };
-        let path = entry.known_path();
-        let context = ClaimContext { claim, session: entry.session, tag: entry.tag, parent };
-        if context.tag != MAIN_SESSION && context.session.status().connected {
-            context.session.close().await;
-            return Ok(());
-        }
-        let deleted = self.delete_until_done(&context, path);
-        match tokio::time::timeout(CONNECT_TIMEOUT, deleted).await {
-            Ok(Ok(())) => Ok(()),
-            _ => {
-                let what = "the connection is down; the node is deleted once it is back";
-                Err(unreachable_error(what.to_owned(), true))
+            Some(deletion) => deletion,
+            // A claim of this client that is not in the table has no node; one of a ticket may.
+            None if !claim.detachable => return Ok(()),
+            None => {
+                let (session, epoch) = (self.main.clone(), self.main.status().epoch);
+                NodeDeletion { session, tag: MAIN_SESSION, epoch, parent, path: None }
             }
+        };
+        let connected = deletion.session.wait_connected(self.clock.now() + CONNECT_TIMEOUT).await;
+        match connected {
+            Err(error) if !deletion.session_is_over() => return Err(error),
+            _ => {}
         }
+        self.delete_node(claim.id, &deletion).await.map_err(Error::from)
+    }
+
+    /// Whether the node at `path` was passed on to another claim, as that of a detachable lock may be.
+    async fn is_owned_by_another(&self, id: ClaimId, path: Option<String>) -> Result<bool> {
+        let Some(path) = path else { return Ok(false) };
+        self.wait_connected().await?;
+        let (sync, data) = (self.main.sync(&path), self.main.data(&path, false));
+        sync.done().await?;
+        let owner = match data.data().await {
+            Err(error) if error.is(ZkErrorCode::NO_NODE) => None,
+            read => {
+                let record = ClaimRecord::decode(&read?.0);
+                record.and_then(|record| self.holding_claim(&path, &record))
+            }
+        };
+        Ok(owner.is_some_and(|owner| owner != id))
+    }
+
+    /// Deletes the node of a claim that is over, once. If that fails, it must be repeated: the
+    /// session continues, and the node would, too.
+    pub(super) async fn delete_node(&self, id: ClaimId, deletion: &NodeDeletion) -> ZkResult<()> {
+        match deletion.attempt(self.layout, id).await {
+            Err(error) if !deletion.session_is_over() => return Err(error),
+            _ => {}
+        }
+        self.claims().finish_deletion(id);
+        Ok(())
     }
 
     /// Takes the lock away from its holders, now or by asking them to give it back.
@@ -190,133 +200,49 @@ impl ZooKeeperCore {
         }
         Ok(queue.iter().map(|observed| self.holder(observed)).collect())
     }
-
-    /// Deletes a claim's node in the background, until the delete is answered: the session
-    /// continues after a release, and the node would, too. The receiver resolves when it is done,
-    /// and may be dropped.
-    pub(super) fn delete_until_done(
-        &self,
-        context: &ClaimContext<'_>,
-        path: Option<String>,
-    ) -> oneshot::Receiver<()> {
-        self.spawn_deletion(NodeDeletion::new(self, context, path))
-    }
-
-    /// The same, for a lease that has ended.
-    pub(super) fn delete_ended(&self, id: ClaimId, entry: TrackedClaim) {
-        let (layout, path) = (self.layout, entry.known_path());
-        let TrackedClaim { session, epoch, node: Some(node), .. } = entry else { return };
-        let parent = node.parent().to_owned();
-        drop(self.spawn_deletion(NodeDeletion { layout, session, epoch, parent, id, path }));
-    }
-
-    fn spawn_deletion(&self, deletion: NodeDeletion) -> oneshot::Receiver<()> {
-        let (tell_done, done) = oneshot::channel();
-        // Sent at once, so that later requests come after it.
-        let first = deletion.path.as_ref().map(|path| deletion.session.delete(path));
-        self.runtime.spawn(async move {
-            deletion.run(first).await;
-            // The caller need not wait for it.
-            let _ = tell_done.send(());
-        });
-        done
-    }
 }
 
 /// A node that must be deleted.
-struct NodeDeletion {
-    layout: Layout,
-    session: Arc<Session>,
-    epoch: u64,
-    parent: String,
-    id: ClaimId,
+#[derive(Clone, Debug)]
+pub(super) struct NodeDeletion {
+    pub(super) session: Arc<Session>,
+    pub(super) tag: SessionTag,
+    pub(super) epoch: u64,
+    pub(super) parent: String,
     /// `None` if it has to be searched for.
-    path: Option<String>,
+    pub(super) path: Option<String>,
 }
 
 impl NodeDeletion {
-    fn new(core: &ZooKeeperCore, context: &ClaimContext<'_>, path: Option<String>) -> Self {
-        Self {
-            layout: core.layout,
-            session: context.session.clone(),
-            epoch: context.session.status().epoch,
-            parent: context.parent.clone(),
-            id: context.claim.id,
-            path,
-        }
-    }
-
-    /// Repeats the delete until it is answered or the session has ended. `first` is the first
-    /// attempt, if it was sent already.
-    async fn run(self, first: Option<PendingReply>) {
-        let mut outcome = match first {
-            Some(first) => first.deleted().await,
-            None => self.attempt().await,
-        };
-        loop {
-            match outcome {
-                Ok(()) => return,
-                Err(error @ ZkRequestError::Refused(_)) if error.is_transient() => {
-                    tokio::time::sleep(TRANSIENT_PAUSE).await;
-                }
-                Err(ZkRequestError::Refused(code)) => {
-                    report!(warn, parent = self.parent, reason = code, "a node cannot be deleted");
-                    return;
-                }
-                Err(_) => {}
-            }
-            match self.session.wait_connected(Moment::NEVER).await {
-                Ok(status) if status.epoch == self.epoch => {}
-                // The node ended with its session.
-                _ => return,
-            }
-            outcome = self.attempt().await;
-        }
-    }
-
-    async fn attempt(&self) -> ZkResult<()> {
+    async fn attempt(&self, layout: Layout, id: ClaimId) -> ZkResult<()> {
         let Self { session, parent, .. } = self;
+        if self.tag != MAIN_SESSION {
+            session.close().await;
+            return Ok(());
+        }
         if let Some(path) = &self.path {
             return session.delete(path).deleted().await;
         }
         let (sync, list) = (session.sync(parent), session.children(parent, false));
         sync.done().await?;
         let children = list.children_if_any().await?;
-        for child in children.iter().filter(|child| self.layout.is_node_of(child, self.id)) {
-            session.delete(&format!("{parent}/{child}")).deleted().await?;
+        for child in children.iter().filter(|child| layout.is_node_of(child, id)) {
+            let path = format!("{parent}/{child}");
+            // A detachable lock may have been passed on to another claim, by the same node.
+            let owner = match session.data(&path, false).data().await {
+                Err(error) if error.is(ZkErrorCode::NO_NODE) => continue,
+                read => ClaimRecord::decode(&read?.0).map_or(id, |record| record.claim(id)),
+            };
+            if owner == id {
+                session.delete(&path).deleted().await?;
+            }
         }
         Ok(())
     }
-}
 
-/// A delete under way. If it is dropped before the reply is known, the delete is repeated in the
-/// background.
-pub(super) struct DeleteOnDrop<'a> {
-    core: &'a ZooKeeperCore,
-    context: &'a ClaimContext<'a>,
-    /// `None` if the node has to be searched for.
-    path: Option<String>,
-    is_armed: bool,
-}
-
-impl<'a> DeleteOnDrop<'a> {
-    pub(super) fn new(
-        core: &'a ZooKeeperCore,
-        context: &'a ClaimContext<'a>,
-        path: Option<String>,
-    ) -> Self {
-        Self { core, context, path, is_armed: true }
-    }
-
-    pub(super) fn disarm(&mut self) {
-        self.is_armed = false;
-    }
-}
-
-impl Drop for DeleteOnDrop<'_> {
-    fn drop(&mut self) {
-        if self.is_armed {
-            drop(self.core.delete_until_done(self.context, self.path.take()));
-        }
+    /// Whether the session of the node is over, and the node with it.
+    fn session_is_over(&self) -> bool {
+        let status = self.session.status();
+        status.ended || status.epoch != self.epoch
     }
 }

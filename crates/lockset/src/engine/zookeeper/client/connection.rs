@@ -10,9 +10,8 @@ use super::servers::{ServerStream, is_certificate_error};
 use super::shared::SessionShared;
 use super::wire::{self, ConnectResponse, JuteWriter, MAX_FRAME_LEN, OpCode};
 use crate::clock::Moment;
+use crate::engine::common::backoff;
 
-/// The first and the longest pause between attempts at all servers.
-const ROUND_PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 /// Bounds of the pause after a connection that was used, whatever the session's timeout.
 const RECONNECT_PAUSE: (Duration, Duration) =
     (Duration::from_millis(10), Duration::from_millis(500));
@@ -24,14 +23,15 @@ const HEARTBEATS_PER_TIMEOUT: u32 = 12;
 /// Keeps the session connected until it has ended.
 pub(super) async fn run(session: Arc<SessionShared>) {
     let mut server = rand::random_range(0..session.servers.count());
-    let (mut failures, mut rejections, mut pause) = (0, 0, ROUND_PAUSE.0);
+    let (mut failures, mut rejections, mut backoff) = (0, 0, backoff::RETRY);
     loop {
         while session.is_idle() {
             session.wake.notified().await;
         }
         match connect_session(&session, server).await {
             Ok(HandshakeOutcome::Connected { stream, response, sent_at }) => {
-                (failures, rejections, pause) = (0, 0, ROUND_PAUSE.0);
+                (failures, rejections) = (0, 0);
+                backoff.reset();
                 session.on_connected(response, sent_at);
                 let error = exchange(&session, stream).await;
                 session.on_disconnected(error.to_string());
@@ -67,8 +67,7 @@ pub(super) async fn run(session: Arc<SessionShared>) {
         server += 1;
         if failures >= session.servers.count() {
             (failures, rejections) = (0, 0);
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(ROUND_PAUSE.1);
+            backoff.pause().await;
         }
     }
 }
