@@ -6,7 +6,7 @@ mod secrets;
 use std::time::Duration;
 
 use lockset::engine::redis::{Redis, RedisOptions};
-use lockset::{Break, Error, Lockset};
+use lockset::{Break, Builder, Error, Lockset};
 use lockset_testkit::stage::RedisServer;
 use lockset_testkit::steps::{
     assert_error, await_served, error_chain, is_free, lock, spawn_waiter, until, within,
