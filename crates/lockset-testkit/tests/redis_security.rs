@@ -6,7 +6,7 @@ mod secrets;
 use std::time::Duration;
 
 use lockset::engine::redis::{Redis, RedisOptions};
-use lockset::{Break, Error, Lockset};
+use lockset::{Break, Builder, Error, Lockset};
 use lockset_testkit::stage::RedisServer;
 use lockset_testkit::steps::{
     assert_error, await_served, error_chain, is_free, lock, spawn_waiter, until, within,
@@ -196,7 +196,7 @@ async fn the_address_login_and_tls_of_a_client_are_used() {
     let url = format!("rediss://127.0.0.1:{}", sealed.port());
     let client = redis::Client::build_with_tls(url, tls).unwrap();
     let ours = Builder::redis_client(&client).connect().await.unwrap();
-    lock(&ours, "sealed").await;
+    lock(&ours, "sealed").await.release().await.unwrap();
 }
 
 /// Also of commands that are sent together with others.
