@@ -64,7 +64,7 @@ async fn ask(
     let options = wish.options.clone();
     let no_wait = wish.patience.no_wait;
     if wish.election {
-        let election = locks.election(name.as_str())?.with(options)?;
+        let election = locks.election(name.as_str())?.with(options);
         return match wait {
             _ if no_wait => election.try_campaign().await,
             Some(longest) => election.campaign_within(longest).await.map(Some),
@@ -72,7 +72,7 @@ async fn ask(
         };
     }
     if let Some(limit) = wish.mode.limit {
-        let semaphore = locks.semaphore(name.as_str(), limit)?.with(options)?;
+        let semaphore = locks.semaphore(name.as_str(), limit)?.with(options);
         let permits = wish.mode.permits.unwrap_or(1);
         return match wait {
             _ if no_wait => semaphore.try_acquire(permits).await,
@@ -81,14 +81,14 @@ async fn ask(
         };
     }
     if wish.mode.shared {
-        let rwlock = locks.rwlock(name.as_str())?.with(options)?;
+        let rwlock = locks.rwlock(name.as_str())?.with(options);
         return match wait {
             _ if no_wait => rwlock.try_read().await,
             Some(longest) => rwlock.read_within(longest).await.map(Some),
             None => rwlock.read().await.map(Some),
         };
     }
-    let mutex = locks.mutex(name.as_str())?.with(options)?;
+    let mutex = locks.mutex(name.as_str())?.with(options);
     match wait {
         _ if no_wait => mutex.try_lock().await,
         Some(longest) => mutex.lock_within(longest).await.map(Some),

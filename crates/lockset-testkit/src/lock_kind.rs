@@ -30,14 +30,10 @@ impl LockKind {
     /// The lock `name` of this kind.
     pub fn new_lock(self, locks: &Lockset, name: &str, options: LockOptions) -> ExclusiveLock {
         match self {
-            LockKind::Mutex => {
-                ExclusiveLock::Mutex(locks.mutex(name).unwrap().with(options).unwrap())
-            }
-            LockKind::Writer => {
-                ExclusiveLock::Writer(locks.rwlock(name).unwrap().with(options).unwrap())
-            }
+            LockKind::Mutex => ExclusiveLock::Mutex(locks.mutex(name).unwrap().with(options)),
+            LockKind::Writer => ExclusiveLock::Writer(locks.rwlock(name).unwrap().with(options)),
             LockKind::OnePermit => {
-                ExclusiveLock::OnePermit(locks.semaphore(name, 1).unwrap().with(options).unwrap())
+                ExclusiveLock::OnePermit(locks.semaphore(name, 1).unwrap().with(options))
             }
         }
     }

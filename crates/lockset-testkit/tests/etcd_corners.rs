@@ -225,13 +225,13 @@ async fn locks_of_a_client_share_one_lease_and_a_detachable_lock_has_its_own() {
     }
     assert_eq!(server.leases().len(), 1, "one ttl, one lease");
     let slow = LockOptions::default().ttl(TTL * 4);
-    let slow = ours.mutex("slow").unwrap().with(slow).unwrap().lock().await.unwrap();
+    let slow = ours.mutex("slow").unwrap().with(slow).lock().await.unwrap();
     assert_eq!(server.leases().len(), 2, "another ttl, another lease");
     let theirs = client(&server).await;
     let other = lock(&theirs, "other").await;
     assert_eq!(server.leases().len(), 3, "another client, another lease");
     let travels = ours.mutex("travels").unwrap().with(LockOptions::default().ttl(TTL).detachable());
-    let travels = travels.unwrap().lock().await.unwrap();
+    let travels = travels.lock().await.unwrap();
     assert_eq!(server.leases().len(), 4, "it may outlive the client");
 
     let writes = server.revision();
@@ -377,7 +377,7 @@ async fn a_late_request_of_a_cancelled_acquire_leaves_no_lock() {
     let engine = Arc::new(engine(&server).await);
     let locks = Lockset::with_engine(engine.clone(), Clock::boot()).unwrap();
     let options = LockOptions::default().ttl(TTL);
-    let other = locks.mutex("other").unwrap().with(options).unwrap().lock().await.unwrap();
+    let other = locks.mutex("other").unwrap().with(options).lock().await.unwrap();
     let lease = server.leases().pop().unwrap();
 
     let late = claim("late");

@@ -255,7 +255,6 @@ async fn both_sides_see_the_leader_of_an_election() {
     let ours = client(&server).await;
     let election =
         ours.election("boss").unwrap().with(LockOptions::default().ttl(TTL).note("ours"));
-    let election = election.unwrap();
     let observer = Etcdctl::start(&server, &["elect", "-l", "p/boss"]);
 
     let term = election.campaign().await.unwrap();

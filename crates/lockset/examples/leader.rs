@@ -9,9 +9,9 @@ use lockset::{LockOptions, Lockset, Result};
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let locks = Lockset::connect("memory:").await?;
-    let candidate =
-        |address: &str| locks.election("scheduler")?.with(LockOptions::default().note(address));
-    let (one, two) = (candidate("10.0.0.1:80")?, candidate("10.0.0.2:80")?);
+    let election = locks.election("scheduler")?;
+    let candidate = |address: &str| election.clone().with(LockOptions::default().note(address));
+    let (one, two) = (candidate("10.0.0.1:80"), candidate("10.0.0.2:80"));
     let mut leaders = one.observe();
 
     let term = one.campaign().await?;

@@ -206,6 +206,7 @@ blocking! {
 blocking! {
     #[derive(Clone, Debug)]
     Mutex {
+        get name() -> &Name;
         block lock() -> Guard;
         block try_lock() -> Option<Guard>;
         block lock_within(limit: Duration) -> Guard;
@@ -215,6 +216,7 @@ blocking! {
 blocking! {
     #[derive(Clone, Debug)]
     RwLock {
+        get name() -> &Name;
         block read() -> Guard;
         block try_read() -> Option<Guard>;
         block read_within(limit: Duration) -> Guard;
@@ -229,6 +231,8 @@ blocking! {
 blocking! {
     #[derive(Clone, Debug)]
     Semaphore {
+        get name() -> &Name;
+        get limit() -> u32;
         block acquire(permits: u32) -> Guard;
         block try_acquire(permits: u32) -> Option<Guard>;
         block acquire_within(permits: u32, limit: Duration) -> Guard;
@@ -239,6 +243,7 @@ blocking! {
 blocking! {
     #[derive(Clone, Debug)]
     Election {
+        get name() -> &Name;
         block campaign() -> Guard;
         block try_campaign() -> Option<Guard>;
         block campaign_within(limit: Duration) -> Guard;
@@ -249,6 +254,7 @@ blocking! {
 blocking! {
     #[derive(Clone, Debug)]
     Latch {
+        get name() -> &Name;
         block count_down() -> u32;
         block wait() -> ();
         block remaining() -> u32;
@@ -259,6 +265,7 @@ blocking! {
 blocking! {
     #[derive(Clone, Debug)]
     Barrier {
+        get name() -> &Name;
         block wait() -> bool;
         block waiting() -> u32;
         block clear() -> ();
@@ -344,13 +351,10 @@ impl Lockset {
 macro_rules! with_options {
     ($($name:ident),*) => {$(
         impl $name {
-            /// Replaces the options.
-            ///
-            /// # Errors
-            /// [`Error::Invalid`] if the engine cannot keep them.
-            pub fn with(mut self, options: LockOptions) -> Result<Self> {
-                self.0.inner = self.0.inner.with(options)?;
-                Ok(self)
+            /// Replaces the options. Locking fails if the engine cannot keep them.
+            pub fn with(mut self, options: LockOptions) -> Self {
+                self.0.inner = self.0.inner.with(options);
+                self
             }
         }
     )*};
@@ -426,7 +430,7 @@ mod tests {
     fn every_verb_works_without_a_runtime() {
         let locks = Lockset::connect("memory:").unwrap();
         let options = LockOptions::default().ttl(Duration::from_millis(300)).detachable();
-        let mutex = locks.mutex("m").unwrap().with(options).unwrap();
+        let mutex = locks.mutex("m").unwrap().with(options);
         let guard = mutex.lock().unwrap();
         assert!(mutex.try_lock().unwrap().is_none());
         // Longer than the ttl: the keeper renews while this thread blocks.

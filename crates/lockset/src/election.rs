@@ -9,6 +9,7 @@ use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
 use crate::engine::{LockState, Scope, Wait};
 use crate::error::Result;
 use crate::guard::Guard;
+use crate::name::Name;
 use crate::options::LockOptions;
 use crate::token::Token;
 
@@ -23,7 +24,7 @@ use crate::token::Token;
 /// # async fn main() -> lockset::Result<()> {
 /// use lockset::LockOptions;
 /// let locks = lockset::Lockset::connect("memory:").await?;
-/// let election = locks.election("scheduler")?.with(LockOptions::default().note("10.0.0.7:80"))?;
+/// let election = locks.election("scheduler")?.with(LockOptions::default().note("10.0.0.7:80"));
 ///
 /// let term = election.campaign().await?;
 /// let leader = election.leader().await?.expect("we lead");
@@ -51,13 +52,15 @@ impl Election {
         Self(request)
     }
 
-    /// The same election on these terms; the note is the leader's word.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
-    pub fn with(mut self, options: LockOptions) -> Result<Self> {
-        self.0.set_options(&options)?;
-        Ok(self)
+    /// The same election with these options; the note is the leader's. Campaigning fails if the engine cannot keep them.
+    pub fn with(mut self, options: LockOptions) -> Self {
+        self.0.set_options(options);
+        self
+    }
+
+    /// The name of the election.
+    pub fn name(&self) -> &Name {
+        &self.0.name
     }
 
     /// Waits until elected, as long as it takes.

@@ -19,7 +19,6 @@ use crate::keeper::Keeper;
 use crate::latch::Latch;
 use crate::mutex::Mutex;
 use crate::name::{Name, Prefix};
-use crate::options::LockOptions;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::ticket::{Lease, Ticket};
@@ -153,8 +152,8 @@ impl Lockset {
     /// # async fn main() -> lockset::Result<()> {
     /// # let locks = lockset::Lockset::connect("memory:").await?;
     /// use lockset::{LockOptions, Ticket};
-    /// let terms = LockOptions::default().detachable();
-    /// let ticket = locks.mutex("release")?.with(terms)?.lock().await?.detach().await?;
+    /// let options = LockOptions::default().detachable();
+    /// let ticket = locks.mutex("release")?.with(options).lock().await?.detach().await?;
     ///
     /// let written = ticket.to_string(); // a file, an environment variable, a queue …
     /// let guard = locks.attach(&written.parse::<Ticket>()?).await?;
@@ -183,8 +182,8 @@ impl Lockset {
     /// # async fn main() -> lockset::Result<()> {
     /// # let locks = lockset::Lockset::connect("memory:").await?;
     /// # use lockset::LockOptions;
-    /// let terms = LockOptions::default().detachable();
-    /// let ticket = locks.mutex("release")?.with(terms)?.lock().await?.detach().await?;
+    /// let options = LockOptions::default().detachable();
+    /// let ticket = locks.mutex("release")?.with(options).lock().await?.detach().await?;
     /// let lease = locks.renew(&ticket).await?;
     /// assert!(lease.valid_for.as_secs() > 20);
     /// let guard = locks.attach(&ticket).await?;
@@ -332,10 +331,8 @@ impl Lockset {
     }
 
     fn request(&self, name: &str, mode: Mode, gated: bool) -> Result<LockRequest> {
-        let client = self.client.clone();
-        let options = LockOptions::default().resolve(&client.capabilities, client.settings.ttl)?;
-        let (name, gate) = (self.name(name)?, self.gate.clone());
-        Ok(LockRequest { client, gate, name, mode, options, gated })
+        let (client, gate) = (self.client.clone(), self.gate.clone());
+        Ok(LockRequest::new(client, gate, self.name(name)?, mode, gated))
     }
 
     fn name(&self, text: &str) -> Result<Name> {

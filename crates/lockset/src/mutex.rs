@@ -6,6 +6,7 @@ use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
 use crate::engine::Wait;
 use crate::error::Result;
 use crate::guard::Guard;
+use crate::name::Name;
 use crate::options::LockOptions;
 
 /// One holder at a time. Made by [`Lockset::mutex`](crate::Lockset::mutex).
@@ -33,13 +34,15 @@ impl Mutex {
         Self(request)
     }
 
-    /// The same lock on these terms.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
-    pub fn with(mut self, options: LockOptions) -> Result<Self> {
-        self.0.set_options(&options)?;
-        Ok(self)
+    /// The same lock with these options. Locking fails if the engine cannot keep them.
+    pub fn with(mut self, options: LockOptions) -> Self {
+        self.0.set_options(options);
+        self
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &Name {
+        &self.0.name
     }
 
     /// Waits until the lock is granted, as long as it takes.

@@ -6,6 +6,7 @@ use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
 use crate::engine::{Mode, Wait};
 use crate::error::Result;
 use crate::guard::Guard;
+use crate::name::Name;
 use crate::options::LockOptions;
 
 /// Many readers or one writer, in the order they came: readers that come after a waiting writer
@@ -39,17 +40,19 @@ pub struct RwLock {
 
 impl RwLock {
     pub(crate) fn new(write: LockRequest) -> Self {
-        Self { read: LockRequest { mode: Mode::Shared, ..write.clone() }, write }
+        Self { read: write.in_mode(Mode::Shared), write }
     }
 
-    /// The same lock on these terms.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
-    pub fn with(mut self, options: LockOptions) -> Result<Self> {
-        self.write.set_options(&options)?;
-        self.read.options = self.write.options.clone();
-        Ok(self)
+    /// The same lock with these options. Locking fails if the engine cannot keep them.
+    pub fn with(mut self, options: LockOptions) -> Self {
+        self.read.set_options(options.clone());
+        self.write.set_options(options);
+        self
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &Name {
+        &self.write.name
     }
 
     /// Waits until the lock is granted for reading, as long as it takes.

@@ -6,6 +6,7 @@ use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
 use crate::engine::{Mode, Wait};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
+use crate::name::Name;
 use crate::options::LockOptions;
 
 /// At most `limit` permits at a time, in strict order: whoever asks for more than is free makes
@@ -41,13 +42,20 @@ impl Semaphore {
         Self { request, limit }
     }
 
-    /// The same semaphore on these terms.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if the engine cannot keep them.
-    pub fn with(mut self, options: LockOptions) -> Result<Self> {
-        self.request.set_options(&options)?;
-        Ok(self)
+    /// The same semaphore with these options. Acquiring fails if the engine cannot keep them.
+    pub fn with(mut self, options: LockOptions) -> Self {
+        self.request.set_options(options);
+        self
+    }
+
+    /// The name of the semaphore.
+    pub fn name(&self) -> &Name {
+        &self.request.name
+    }
+
+    /// How many permits there are.
+    pub fn limit(&self) -> u32 {
+        self.limit
     }
 
     /// Waits for `permits` permits at once, as long as it takes. One guard holds them all.
@@ -97,7 +105,6 @@ impl Semaphore {
             let why = format!("the semaphore has 1 to {} permits to give", self.limit);
             return Err(Error::invalid("number of permits", &take.to_string(), why));
         }
-        let mode = Mode::Permits { take, limit: self.limit };
-        Ok(LockRequest { mode, ..self.request.clone() })
+        Ok(self.request.in_mode(Mode::Permits { take, limit: self.limit }))
     }
 }

@@ -88,7 +88,7 @@ pub async fn an_election_shows_its_leader(stage: &dyn Stage) {
     let (ours, theirs, contenders) =
         (stage.client().await, stage.client().await, stage.client().await);
     let election = |locks: &lockset::Lockset, word: &str| {
-        locks.election("chair").unwrap().with(options(stage).note(word)).unwrap()
+        locks.election("chair").unwrap().with(options(stage).note(word))
     };
     let watching = election(&contenders, "");
     assert_eq!(watching.leader().await.unwrap(), None);

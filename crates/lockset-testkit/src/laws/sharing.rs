@@ -207,9 +207,9 @@ pub async fn an_unsupported_mode_is_refused_at_once(stage: &dyn Stage) {
 }
 
 fn rwlock(stage: &dyn Stage, locks: &Lockset) -> RwLock {
-    locks.rwlock("book").unwrap().with(options(stage)).unwrap()
+    locks.rwlock("book").unwrap().with(options(stage))
 }
 
 fn semaphore(stage: &dyn Stage, locks: &Lockset, limit: u32) -> Semaphore {
-    locks.semaphore("pool", limit).unwrap().with(options(stage)).unwrap()
+    locks.semaphore("pool", limit).unwrap().with(options(stage))
 }
