@@ -75,9 +75,9 @@ async fn ask(
         let semaphore = locks.semaphore(name.as_str(), limit)?.with(options);
         let permits = wish.mode.permits.unwrap_or(1);
         return match wait {
-            _ if no_wait => semaphore.try_acquire(permits).await,
-            Some(longest) => semaphore.acquire_within(permits, longest).await.map(Some),
-            None => semaphore.acquire(permits).await.map(Some),
+            _ if no_wait => semaphore.try_acquire_many(permits).await,
+            Some(longest) => semaphore.acquire_many_within(permits, longest).await.map(Some),
+            None => semaphore.acquire_many(permits).await.map(Some),
         };
     }
     if wish.mode.shared {

@@ -68,7 +68,7 @@ impl ExclusiveLock {
         match self {
             ExclusiveLock::Mutex(mutex) => mutex.lock().await,
             ExclusiveLock::Writer(rwlock) => rwlock.write().await,
-            ExclusiveLock::OnePermit(semaphore) => semaphore.acquire(1).await,
+            ExclusiveLock::OnePermit(semaphore) => semaphore.acquire().await,
         }
     }
 
@@ -80,7 +80,7 @@ impl ExclusiveLock {
         match self {
             ExclusiveLock::Mutex(mutex) => mutex.try_lock().await,
             ExclusiveLock::Writer(rwlock) => rwlock.try_write().await,
-            ExclusiveLock::OnePermit(semaphore) => semaphore.try_acquire(1).await,
+            ExclusiveLock::OnePermit(semaphore) => semaphore.try_acquire().await,
         }
     }
 
@@ -92,7 +92,7 @@ impl ExclusiveLock {
         match self {
             ExclusiveLock::Mutex(mutex) => mutex.lock_within(patience).await,
             ExclusiveLock::Writer(rwlock) => rwlock.write_within(patience).await,
-            ExclusiveLock::OnePermit(semaphore) => semaphore.acquire_within(1, patience).await,
+            ExclusiveLock::OnePermit(semaphore) => semaphore.acquire_within(patience).await,
         }
     }
 

@@ -299,7 +299,7 @@ async fn lock(locks: &Lockset, name: &str, mode: Mode, ttl: Duration) -> Result<
         Mode::Exclusive => locks.mutex(name)?.with(options).lock().await,
         Mode::Shared => locks.rwlock(name)?.with(options).read().await,
         Mode::Permits { take, limit } => {
-            locks.semaphore(name, limit)?.with(options).acquire(take).await
+            locks.semaphore(name, limit)?.with(options).acquire_many(take).await
         }
     }
 }

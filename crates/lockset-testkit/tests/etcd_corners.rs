@@ -341,7 +341,7 @@ async fn a_conflicting_use_of_a_name_by_another_client_is_waited_out() {
     let server = EtcdServers::start(1);
     let (ours, theirs) = (client(&server).await, client(&server).await);
     let permits = ours.semaphore("permits", 3).unwrap();
-    let permit = permits.acquire(1).await.unwrap();
+    let permit = permits.acquire().await.unwrap();
     let of_permit = server.keys("p/permits/").remove(0);
     let value = server.ask(&["get", "--print-value-only", &of_permit]);
     let guard = lock(&ours, "lock").await;
@@ -358,9 +358,9 @@ async fn a_conflicting_use_of_a_name_by_another_client_is_waited_out() {
     // And the other way round: a mutex where there are permits.
     let mistaken = of_lock.replace("p/lock/", "p/permits/");
     server.ask(&["put", &mistaken, &mutex]);
-    assert!(permits.try_acquire(1).await.unwrap().is_none());
+    assert!(permits.try_acquire().await.unwrap().is_none());
     let second = theirs.semaphore("permits", 3).unwrap();
-    let waiting = tokio::spawn(async move { second.acquire(1).await });
+    let waiting = tokio::spawn(async move { second.acquire().await });
     tokio::time::sleep(SOON / 2).await;
     assert!(!waiting.is_finished());
     server.ask(&["del", &mistaken]);

@@ -442,7 +442,7 @@ async fn without_memory_all_kinds_of_locks_and_queue_entries_are_renewed() {
     let (held, waits) = (client_with(LONG, &url).await, client(&url).await);
     let mutex = lock(&mutexes, "mutex").await;
     let reader = readers.rwlock("read").unwrap().read().await.unwrap();
-    let permit = permits.semaphore("permits", 2).unwrap().acquire(1).await.unwrap();
+    let permit = permits.semaphore("permits", 2).unwrap().acquire().await.unwrap();
     let awaited = lock(&held, "awaited").await;
     let waiting = spawn_waiter(&waits, "awaited").await;
     server.ask(&["CONFIG", "SET", "maxmemory", "1"]);

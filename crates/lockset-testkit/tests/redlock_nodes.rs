@@ -588,7 +588,7 @@ async fn invalid_quorums_are_refused() {
     assert_error(&error, &["at most 40s"], false);
     let error = locks.rwlock("shared").unwrap().read().await.unwrap_err();
     assert_error(&error, &["does not support readers"], false);
-    let error = locks.semaphore("permits", 2).unwrap().acquire(1).await.unwrap_err();
+    let error = locks.semaphore("permits", 2).unwrap().acquire().await.unwrap_err();
     assert_error(&error, &["does not support semaphores"], false);
 }
 

@@ -102,7 +102,7 @@ async fn parents_are_containers_and_leave_nothing_behind() {
     let deep = "a/b/c";
     let (guard, permit) = (
         lock(&locks, deep).await,
-        locks.semaphore("permits", 2).unwrap().acquire(1).await.unwrap(),
+        locks.semaphore("permits", 2).unwrap().acquire().await.unwrap(),
     );
     let read = locks.rwlock("read").unwrap().read().await.unwrap();
     let top = chroot.path("").trim_end_matches('/').to_owned();

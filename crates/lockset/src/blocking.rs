@@ -233,9 +233,12 @@ blocking! {
     Semaphore {
         get name() -> &Name;
         get limit() -> u32;
-        block acquire(permits: u32) -> Guard;
-        block try_acquire(permits: u32) -> Option<Guard>;
-        block acquire_within(permits: u32, limit: Duration) -> Guard;
+        block acquire() -> Guard;
+        block try_acquire() -> Option<Guard>;
+        block acquire_within(limit: Duration) -> Guard;
+        block acquire_many(permits: u32) -> Guard;
+        block try_acquire_many(permits: u32) -> Option<Guard>;
+        block acquire_many_within(permits: u32, limit: Duration) -> Guard;
         make permits(permits: u32) -> Lockable;
     }
 }

@@ -22,9 +22,9 @@ use crate::options::LockOptions;
 /// let locks = lockset::Lockset::connect("memory:").await?;
 /// let licences = locks.semaphore("licences", 3)?;
 ///
-/// let two = licences.acquire(2).await?;
-/// let one = licences.acquire(1).await?;
-/// assert!(licences.try_acquire(1).await?.is_none());
+/// let one = licences.acquire().await?;
+/// let two = licences.acquire_many(2).await?;
+/// assert!(licences.try_acquire().await?.is_none());
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -58,38 +58,72 @@ impl Semaphore {
         self.limit
     }
 
-    /// Waits for `permits` permits at once, as long as it takes. One guard holds them all.
+    /// Waits for a permit, as long as it takes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it asks for none or for more than there are; [`Error::Unsupported`]
-    /// if the engine has no semaphores; otherwise as [`Mutex::lock`](crate::Mutex::lock).
+    /// [`Error::Unsupported`] if the engine has no semaphores; otherwise as
+    /// [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Cancel safety
     /// Cancel safe: dropped, it leaves nothing behind.
-    pub async fn acquire(&self, permits: u32) -> Result<Guard> {
-        acquire_patiently(&self.taking(permits)?).await
+    pub async fn acquire(&self) -> Result<Guard> {
+        acquire_patiently(&self.request).await
     }
 
-    /// Takes `permits` permits if they are free and nobody waits.
+    /// Takes a permit if one is free and no other claim waits.
     ///
     /// # Errors
     /// As [`acquire`](Semaphore::acquire).
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn try_acquire(&self, permits: u32) -> Result<Option<Guard>> {
-        acquire(&self.taking(permits)?, Wait::No).await
+    pub async fn try_acquire(&self) -> Result<Option<Guard>> {
+        acquire(&self.request, Wait::No).await
     }
 
-    /// Waits at most this long.
+    /// Waits for a permit, at most this long.
     ///
     /// # Errors
     /// [`Error::Timeout`]; otherwise as [`acquire`](Semaphore::acquire).
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn acquire_within(&self, permits: u32, patience: Duration) -> Result<Guard> {
-        acquire_within(&self.taking(permits)?, patience).await
+    pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
+        acquire_within(&self.request, limit).await
+    }
+
+    /// Waits for `permits` permits at once, as long as it takes. One guard holds them all.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `permits` is zero or above the limit; otherwise as
+    /// [`acquire`](Semaphore::acquire).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropped, it leaves nothing behind.
+    pub async fn acquire_many(&self, permits: u32) -> Result<Guard> {
+        acquire_patiently(&self.taking(permits)?).await
+    }
+
+    /// Takes `permits` permits if they are free and no other claim waits.
+    ///
+    /// # Errors
+    /// As [`acquire_many`](Semaphore::acquire_many).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn try_acquire_many(&self, permits: u32) -> Result<Option<Guard>> {
+        acquire(&self.taking(permits)?, Wait::No).await
+    }
+
+    /// Waits for `permits` permits, at most this long.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; otherwise as [`acquire_many`](Semaphore::acquire_many).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn acquire_many_within(&self, permits: u32, limit: Duration) -> Result<Guard> {
+        acquire_within(&self.taking(permits)?, limit).await
     }
 
     /// `permits` permits, for [`all`](crate::all).
