@@ -264,12 +264,12 @@ async fn both_sides_see_the_leader_of_an_election() {
 
     let theirs = Etcdctl::start(&server, &["elect", "p/boss", "theirs"]);
     until("it campaigns", || server.keys("p/boss/").len() == 2);
-    assert_eq!(election.leader().await.unwrap().unwrap().note, "ours");
+    assert_eq!(election.leader().await.unwrap().unwrap().note.text.as_ref(), "ours");
     term.release().await.unwrap();
     let lead = (theirs.says(PATIENCE), theirs.says(PATIENCE));
     assert_eq!(lead.1, "theirs");
     assert_eq!((observer.says(PATIENCE), observer.says(PATIENCE)), lead);
-    assert_eq!(election.leader().await.unwrap().unwrap().note, "theirs");
+    assert_eq!(election.leader().await.unwrap().unwrap().note.text.as_ref(), "theirs");
 
     let again = tokio::spawn(async move { election.campaign().await });
     until("we campaign", || server.keys("p/boss/").len() == 2);

@@ -16,11 +16,19 @@ async fn main() -> Result<()> {
 
     let term = one.campaign().await?;
     let next = tokio::spawn(async move { two.campaign().await });
-    say(&format!("term {}: {}", term.token(), one.leader().await?.expect("somebody leads").note));
+    say(&format!(
+        "term {}: {}",
+        term.token(),
+        one.leader().await?.expect("somebody leads").note.text
+    ));
     term.release().await?;
 
     let term = next.await.expect("the campaign does not panic")?;
-    say(&format!("term {}: {}", term.token(), one.leader().await?.expect("somebody leads").note));
+    say(&format!(
+        "term {}: {}",
+        term.token(),
+        one.leader().await?.expect("somebody leads").note.text
+    ));
     while let Some(leader) = leaders.next().await {
         if leader?.is_some_and(|leader| leader.note == "10.0.0.2:80") {
             break;

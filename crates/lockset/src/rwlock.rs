@@ -85,8 +85,8 @@ impl RwLock {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn read_within(&self, patience: Duration) -> Result<Guard> {
-        acquire_within(&self.read, patience).await
+    pub async fn read_within(&self, limit: Duration) -> Result<Guard> {
+        acquire_within(&self.read, limit).await
     }
 
     /// Waits until the lock is granted for writing, as long as it takes.
@@ -118,16 +118,25 @@ impl RwLock {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn write_within(&self, patience: Duration) -> Result<Guard> {
-        acquire_within(&self.write, patience).await
+    pub async fn write_within(&self, limit: Duration) -> Result<Guard> {
+        acquire_within(&self.write, limit).await
     }
 
-    /// The read side, for [`all`](crate::all).
+    /// The read side, for [`run`](crate::Lockable::run) and [`all`](crate::all).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// let catalogue = locks.rwlock("catalogue")?;
+    /// let items = catalogue.reader().run(async |_| Ok::<_, lockset::Error>(7)).await?;
+    /// # assert_eq!(items, 7); Ok(()) }
+    /// ```
     pub fn reader(&self) -> crate::Lockable {
         crate::Lockable(self.read.clone())
     }
 
-    /// The write side, for [`all`](crate::all).
+    /// The write side, for [`run`](crate::Lockable::run) and [`all`](crate::all).
     pub fn writer(&self) -> crate::Lockable {
         crate::Lockable(self.write.clone())
     }

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::name::Name;
 use crate::options::LockOptions;
+use crate::run::{RunError, Within, run};
 
 /// At most `limit` permits at a time, in strict order: whoever asks for more than is free makes
 /// those behind it wait too. Made by [`Lockset::semaphore`](crate::Lockset::semaphore).
@@ -126,7 +127,27 @@ impl Semaphore {
         acquire_within(&self.taking(permits)?, limit).await
     }
 
-    /// `permits` permits, for [`all`](crate::all).
+    /// Takes a permit, runs `work` and gives the permit back; see
+    /// [`Mutex::run`](crate::Mutex::run). For several permits: `permits(n)?.run(..)`.
+    ///
+    /// # Errors
+    /// See [`RunError`].
+    ///
+    /// # Cancel safety
+    /// If cancelled, the work is dropped, and the permit is given back in the background.
+    pub async fn run<T, E, F>(&self, work: F) -> Result<T, RunError<E>>
+    where
+        F: AsyncFnOnce(&Guard) -> Result<T, E>,
+    {
+        run(&self.request, work).await
+    }
+
+    /// One permit with a limit on the wait, for [`run`](Within::run).
+    pub fn within(&self, limit: Duration) -> Within {
+        Within::new(&self.request, limit)
+    }
+
+    /// `permits` permits, for [`all`](crate::all) and [`run`](crate::Lockable::run).
     ///
     /// # Errors
     /// [`Error::Invalid`] if it asks for none or for more than there are.
