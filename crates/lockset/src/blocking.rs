@@ -199,7 +199,10 @@ blocking! {
         block list(prefix: &str) -> Vec<LockState>;
         make watch(prefix: &str) -> Items<LockState>;
         make watch_name(name: impl TryInto<Name, Error: Into<Error>>) -> Items<LockState>;
-        block force_release(name: impl TryInto<Name, Error: Into<Error>>, how: Break) -> Vec<Holder>;
+        block force_release(
+            name: impl TryInto<Name, Error: Into<Error>>,
+            how: Break
+        ) -> Vec<Holder>;
         block close() -> ();
     }
 }
@@ -548,7 +551,7 @@ mod tests {
             ("Guard", include_str!("guard.rs")),
             ("Within", include_str!("run.rs")),
         ];
-        // What works on both kinds of client; and `lead`, which must stop the work to campaign again.
+        // What works on both kinds of client; and `lead`, which must be able to stop the work.
         let only_async = ["with_engine", "lead"];
         for (name, source) in sources {
             let declared = |text: &str| {

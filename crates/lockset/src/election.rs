@@ -56,7 +56,8 @@ impl Election {
         Self(request)
     }
 
-    /// The same election with these options; the note is the leader's. Campaigning fails if the engine cannot keep them.
+    /// The same election with these options; the note is the leader's. Campaigning fails if the
+    /// engine cannot keep them.
     pub fn with(mut self, options: LockOptions) -> Self {
         self.0.set_options(options);
         self
@@ -106,16 +107,16 @@ impl Election {
     ///
     /// * The work returns, with `Ok` or `Err`: this candidate resigns, and `lead` returns that.
     /// * The term is lost: the work is dropped where it awaits, and a new round begins. With
-    ///   [`max_hold`](LockOptions::max_hold) that is the end of each term, and other candidates come
-    ///   first.
-    /// * A campaign fails with an error that [is retryable](crate::Error::is_retryable): a new round
-    ///   begins after a pause of 0.1 s, twice as long each time, up to 5 s.
-    /// * A campaign fails with another error, such as [`Error::Closed`](crate::Error::Closed): `lead`
-    ///   returns it.
+    ///   [`max_hold`](LockOptions::max_hold) that is the end of each term, and other candidates
+    ///   come first.
+    /// * A campaign fails with an error that [is retryable](crate::Error::is_retryable): a new
+    ///   round begins after a pause of 0.1 s, twice as long each time, up to 5 s.
+    /// * A campaign fails with another error, such as [`Error::Closed`](crate::Error::Closed):
+    ///   `lead` returns it.
     ///
     /// The work is called once per term, so it begins by reading what the last leader left. It gets
-    /// the guard of the term, for its token and to set the note. Each term runs a clone of the work, so
-    /// the work captures references or clones.
+    /// the guard of the term, for its token and to set the note. Each term runs a clone of the
+    /// work, so the work captures references or clones.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

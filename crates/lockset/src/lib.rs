@@ -1,8 +1,8 @@
 //! Distributed locks with the same API on every engine.
 //!
 //! Every grant carries a fencing [`Token`]. Every [`Guard`] knows until when it can be trusted, and
-//! reports a loss before another client can be granted the lock. A release wakes one waiter, without
-//! polling.
+//! reports a loss before another client can be granted the lock. A release wakes one waiter,
+//! without polling.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -49,12 +49,12 @@
 //! | `zk://[user:password@]host,…[/chroot]` | `zookeeper` | a ZooKeeper ensemble | `layout=`, `names=` |
 //!
 //! With TLS: `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `redlocks://`, `etcds://`,
-//! `zks://`, with the options `ca=`, `cert=` and `key=` (PEM files). Every URL knows `token_base=`, which
-//! is added to every token. The pages in `docs/` of the repository describe the options.
+//! `zks://`, with the options `ca=`, `cert=` and `key=` (PEM files). Every URL knows `token_base=`,
+//! which is added to every token. The pages in `docs/` of the repository describe the options.
 //!
 //! # Features
-//! `local`, `redis`, `etcd` and `zookeeper` add an engine each. `blocking` adds the same API for code
-//! without an async runtime. None of them changes what is already there.
+//! `local`, `redis`, `etcd` and `zookeeper` add an engine each. `blocking` adds the same API for
+//! code without an async runtime. None of them changes what is already there.
 //!
 //! # Runtime
 //! The async API needs a tokio runtime with time and I/O enabled. Renewals run on a thread of their
@@ -63,22 +63,23 @@
 #![cfg_attr(not(feature = "blocking"), doc = "the `blocking` feature.")]
 //!
 //! # Testing
-//! [`testing`] is the way to test a service that uses locks: a lock server inside the test, on virtual
-//! time, with faults to inject.
+//! [`testing`] is the way to test a service that uses locks: a lock server inside the test, on
+//! virtual time, with faults to inject.
 //!
 //! # Guarantees
 //! * **Exclusive**: one holder at a time, or readers together, or at most `limit` permits.
-//! * **No deadlock by a crash**: the lock of a crashed holder is free when its lease ends, or at once
-//!   where the engine sees the death.
+//! * **No deadlock by a crash**: the lock of a crashed holder is free when its lease ends, or at
+//!   once where the engine sees the death.
 //! * **Fenced**: tokens strictly grow per name, over all grants.
-//! * **Honest about loss**: a guard is never [`State::Held`] after the moment until which the engine
-//!   promised the lock, whatever the network or the clock of the machine does.
-//! * **In order**: waiters of one process are served first come first served, and processes take turns.
+//! * **Honest about loss**: a guard is never [`State::Held`] after the moment until which the
+//!   engine promised the lock, whatever the network does.
+//! * **In order**: waiters of one process are served first come first served, and processes take
+//!   turns.
 //! * **Cancel safe**: dropping a pending `lock()` leaves neither a lock nor a queue entry.
 //!
-//! What no lock can promise: a process may be paused between the check and the action. Send the token
-//! with every write, and let the resource reject older ones. `GUARANTEES.md` of the repository says what
-//! each promise means on each engine and what it does not cover.
+//! What no lock can promise: a process may be paused between the check and the action. Send the
+//! token with every write, and let the resource reject older ones. `GUARANTEES.md` of the
+//! repository says what each promise means on each engine and what it does not cover.
 //!
 //! # Observing
 //! `tracing`: the span `lockset.acquire` (name, engine, mode, note), events for grants, releases,

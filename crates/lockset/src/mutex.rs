@@ -86,8 +86,8 @@ impl Mutex {
     /// `mutex.within(limit).run(..)`.
     ///
     /// The work gets the guard, for its token and state. If the lock is lost, the work is dropped
-    /// where it awaits; see [`Guard::run`]. If the work is done and the engine does not reply to the
-    /// release, that is not an error: the release goes on in the background.
+    /// where it awaits; see [`Guard::run`]. If the work is done and the engine does not reply to
+    /// the release, that is not an error: the release goes on in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -128,7 +128,8 @@ impl Mutex {
     /// # let locks = lockset::Lockset::connect("memory:").await?;
     /// use std::time::Duration;
     /// let limit = Duration::from_secs(2);
-    /// let answer = locks.mutex("m")?.within(limit).run(async |_| Ok::<_, lockset::Error>(42)).await?;
+    /// let soon = locks.mutex("m")?.within(limit);
+    /// let answer = soon.run(async |_| Ok::<_, lockset::Error>(42)).await?;
     /// assert_eq!(answer, 42);
     /// # Ok(()) }
     /// ```

@@ -11,7 +11,8 @@ use crate::name::Name;
 use crate::report::report;
 
 /// A lock and the longest time to wait for it. Made by [`Mutex::within`](crate::Mutex::within),
-/// [`Semaphore::within`](crate::Semaphore::within) and [`Lockable::within`](crate::Lockable::within).
+/// [`Semaphore::within`](crate::Semaphore::within) and
+/// [`Lockable::within`](crate::Lockable::within).
 #[derive(Clone, Debug)]
 #[must_use = "it locks only when `run` is called"]
 pub struct Within {
