@@ -64,7 +64,7 @@ async fn request_lock(
     let options = request.options.clone();
     let no_wait = request.wait_args.no_wait;
     if request.election {
-        let election = locks.election(name.as_str())?.with(options)?;
+        let election = locks.election(name.as_str())?.with(options);
         return match wait {
             _ if no_wait => election.try_campaign().await,
             Some(longest) => election.campaign_within(longest).await.map(Some),
@@ -72,23 +72,23 @@ async fn request_lock(
         };
     }
     if let Some(limit) = request.mode.limit {
-        let semaphore = locks.semaphore(name.as_str(), limit)?.with(options)?;
+        let semaphore = locks.semaphore(name.as_str(), limit)?.with(options);
         let permits = request.mode.permits.unwrap_or(1);
         return match wait {
-            _ if no_wait => semaphore.try_acquire(permits).await,
-            Some(longest) => semaphore.acquire_within(permits, longest).await.map(Some),
-            None => semaphore.acquire(permits).await.map(Some),
+            _ if no_wait => semaphore.try_acquire_many(permits).await,
+            Some(longest) => semaphore.acquire_many_within(permits, longest).await.map(Some),
+            None => semaphore.acquire_many(permits).await.map(Some),
         };
     }
     if request.mode.shared {
-        let rwlock = locks.rwlock(name.as_str())?.with(options)?;
+        let rwlock = locks.rwlock(name.as_str())?.with(options);
         return match wait {
             _ if no_wait => rwlock.try_read().await,
             Some(longest) => rwlock.read_within(longest).await.map(Some),
             None => rwlock.read().await.map(Some),
         };
     }
-    let mutex = locks.mutex(name.as_str())?.with(options)?;
+    let mutex = locks.mutex(name.as_str())?.with(options);
     match wait {
         _ if no_wait => mutex.try_lock().await,
         Some(longest) => mutex.lock_within(longest).await.map(Some),

@@ -30,14 +30,10 @@ impl LockKind {
     /// The lock `name` of this kind.
     pub fn new_lock(self, locks: &Lockset, name: &str, options: LockOptions) -> ExclusiveLock {
         match self {
-            LockKind::Mutex => {
-                ExclusiveLock::Mutex(locks.mutex(name).unwrap().with(options).unwrap())
-            }
-            LockKind::Writer => {
-                ExclusiveLock::Writer(locks.rwlock(name).unwrap().with(options).unwrap())
-            }
+            LockKind::Mutex => ExclusiveLock::Mutex(locks.mutex(name).unwrap().with(options)),
+            LockKind::Writer => ExclusiveLock::Writer(locks.rwlock(name).unwrap().with(options)),
             LockKind::OnePermit => {
-                ExclusiveLock::OnePermit(locks.semaphore(name, 1).unwrap().with(options).unwrap())
+                ExclusiveLock::OnePermit(locks.semaphore(name, 1).unwrap().with(options))
             }
         }
     }
@@ -72,7 +68,7 @@ impl ExclusiveLock {
         match self {
             ExclusiveLock::Mutex(mutex) => mutex.lock().await,
             ExclusiveLock::Writer(rwlock) => rwlock.write().await,
-            ExclusiveLock::OnePermit(semaphore) => semaphore.acquire(1).await,
+            ExclusiveLock::OnePermit(semaphore) => semaphore.acquire().await,
         }
     }
 
@@ -84,7 +80,7 @@ impl ExclusiveLock {
         match self {
             ExclusiveLock::Mutex(mutex) => mutex.try_lock().await,
             ExclusiveLock::Writer(rwlock) => rwlock.try_write().await,
-            ExclusiveLock::OnePermit(semaphore) => semaphore.try_acquire(1).await,
+            ExclusiveLock::OnePermit(semaphore) => semaphore.try_acquire().await,
         }
     }
 
@@ -96,7 +92,7 @@ impl ExclusiveLock {
         match self {
             ExclusiveLock::Mutex(mutex) => mutex.lock_within(patience).await,
             ExclusiveLock::Writer(rwlock) => rwlock.write_within(patience).await,
-            ExclusiveLock::OnePermit(semaphore) => semaphore.acquire_within(1, patience).await,
+            ExclusiveLock::OnePermit(semaphore) => semaphore.acquire_within(patience).await,
         }
     }
 

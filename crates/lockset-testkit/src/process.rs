@@ -296,10 +296,10 @@ pub async fn run_actor(
 async fn lock(locks: &Lockset, name: &str, mode: Mode, ttl: Duration) -> Result<Guard> {
     let options = LockOptions::default().ttl(ttl);
     match mode {
-        Mode::Exclusive => locks.mutex(name)?.with(options)?.lock().await,
-        Mode::Shared => locks.rwlock(name)?.with(options)?.read().await,
+        Mode::Exclusive => locks.mutex(name)?.with(options).lock().await,
+        Mode::Shared => locks.rwlock(name)?.with(options).read().await,
         Mode::Permits { take, limit } => {
-            locks.semaphore(name, limit)?.with(options)?.acquire(take).await
+            locks.semaphore(name, limit)?.with(options).acquire_many(take).await
         }
     }
 }

@@ -112,7 +112,7 @@ async fn locks_are_kept_while_subscriber_and_recorder_block() {
     let engine = Stumbling(Arc::new(Memory::new(Clock::boot())), AtomicUsize::new(0));
     let locks = Lockset::with_engine(Arc::new(Layered(engine))).unwrap();
     let options = LockOptions::default().ttl(TTL);
-    let guard = locks.mutex("kept").unwrap().with(options).unwrap().lock().await.unwrap();
+    let guard = locks.mutex("kept").unwrap().with(options).lock().await.unwrap();
     let began = Instant::now();
     while began.elapsed() < TTL * 8 {
         assert!(!matches!(guard.state(), State::Lost(_)), "lost after {:?}", began.elapsed());

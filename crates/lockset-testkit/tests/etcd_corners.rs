@@ -233,13 +233,13 @@ async fn locks_of_a_client_share_one_lease_and_a_detachable_lock_has_its_own() {
     }
     assert_eq!(server.leases().len(), 1, "one ttl, one lease");
     let slow = LockOptions::default().ttl(TTL * 4);
-    let slow = ours.mutex("slow").unwrap().with(slow).unwrap().lock().await.unwrap();
+    let slow = ours.mutex("slow").unwrap().with(slow).lock().await.unwrap();
     assert_eq!(server.leases().len(), 2, "another ttl, another lease");
     let theirs = client(&server).await;
     let other = lock(&theirs, "other").await;
     assert_eq!(server.leases().len(), 3, "another client, another lease");
     let travels = ours.mutex("travels").unwrap().with(LockOptions::default().ttl(TTL).detachable());
-    let travels = travels.unwrap().lock().await.unwrap();
+    let travels = travels.lock().await.unwrap();
     assert_eq!(server.leases().len(), 4, "it may outlive the client");
 
     let writes = server.revision();
@@ -349,7 +349,7 @@ async fn a_conflicting_use_of_a_name_by_another_client_is_waited_out() {
     let server = EtcdServers::start(1);
     let (ours, theirs) = (client(&server).await, client(&server).await);
     let permits = ours.semaphore("permits", 3).unwrap();
-    let permit = permits.acquire(1).await.unwrap();
+    let permit = permits.acquire().await.unwrap();
     let of_permit = server.keys("p/permits/").remove(0);
     let value = server.ask(&["get", "--print-value-only", &of_permit]);
     let guard = lock(&ours, "lock").await;
@@ -366,9 +366,9 @@ async fn a_conflicting_use_of_a_name_by_another_client_is_waited_out() {
     // And the other way round: a mutex where there are permits.
     let mistaken = of_lock.replace("p/lock/", "p/permits/");
     server.ask(&["put", &mistaken, &mutex]);
-    assert!(permits.try_acquire(1).await.unwrap().is_none());
+    assert!(permits.try_acquire().await.unwrap().is_none());
     let second = theirs.semaphore("permits", 3).unwrap();
-    let waiting = tokio::spawn(async move { second.acquire(1).await });
+    let waiting = tokio::spawn(async move { second.acquire().await });
     tokio::time::sleep(SOON / 2).await;
     assert!(!waiting.is_finished());
     server.ask(&["del", &mistaken]);
@@ -385,7 +385,7 @@ async fn a_late_request_of_a_cancelled_acquire_leaves_no_lock() {
     let engine = Arc::new(engine(&server).await);
     let locks = Lockset::with_engine(engine.clone()).unwrap();
     let options = LockOptions::default().ttl(TTL);
-    let other = locks.mutex("other").unwrap().with(options).unwrap().lock().await.unwrap();
+    let other = locks.mutex("other").unwrap().with(options).lock().await.unwrap();
     let lease = server.leases().pop().unwrap();
 
     let late = claim("late");

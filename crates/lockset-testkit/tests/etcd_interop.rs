@@ -89,7 +89,7 @@ async fn a_lock_held_by_etcdctl_excludes_us_until_it_is_released() {
     assert!(it.says(PATIENCE).starts_with("p/jobs/"));
     assert!(!is_free(&ours, "jobs").await);
     assert!(ours.rwlock("jobs").unwrap().try_read().await.unwrap().is_none(), "nor readers");
-    let permit = ours.semaphore("jobs", 2).unwrap().try_acquire(1).await;
+    let permit = ours.semaphore("jobs", 2).unwrap().try_acquire().await;
     assert!(!matches!(permit, Ok(Some(_))), "nor permits");
     let state = ours.inspect("jobs").await.unwrap();
     assert_eq!((state.holders.len(), state.holders[0].claim), (1, None), "{state:?}");
@@ -119,7 +119,7 @@ async fn etcdctl_waits_for_every_kind_of_our_locks() {
         let guard = match how {
             "writer" => ours.rwlock("jobs").unwrap().write().await.unwrap(),
             "reader" => ours.rwlock("jobs").unwrap().read().await.unwrap(),
-            "permit" => ours.semaphore("jobs", 2).unwrap().acquire(1).await.unwrap(),
+            "permit" => ours.semaphore("jobs", 2).unwrap().acquire().await.unwrap(),
             _ => lock(&ours, "jobs").await,
         };
         let it = Etcdctl::lock(&server, "p/jobs");
@@ -255,7 +255,6 @@ async fn both_sides_see_the_leader_of_an_election() {
     let ours = client(&server).await;
     let election =
         ours.election("boss").unwrap().with(LockOptions::default().ttl(TTL).note("ours"));
-    let election = election.unwrap();
     let observer = Etcdctl::start(&server, &["elect", "-l", "p/boss"]);
 
     let term = election.campaign().await.unwrap();
@@ -265,12 +264,12 @@ async fn both_sides_see_the_leader_of_an_election() {
 
     let theirs = Etcdctl::start(&server, &["elect", "p/boss", "theirs"]);
     until("it campaigns", || server.keys("p/boss/").len() == 2);
-    assert_eq!(election.leader().await.unwrap().unwrap().note, "ours");
+    assert_eq!(election.leader().await.unwrap().unwrap().note.text.as_ref(), "ours");
     term.release().await.unwrap();
     let lead = (theirs.says(PATIENCE), theirs.says(PATIENCE));
     assert_eq!(lead.1, "theirs");
     assert_eq!((observer.says(PATIENCE), observer.says(PATIENCE)), lead);
-    assert_eq!(election.leader().await.unwrap().unwrap().note, "theirs");
+    assert_eq!(election.leader().await.unwrap().unwrap().note.text.as_ref(), "theirs");
 
     let again = tokio::spawn(async move { election.campaign().await });
     until("we campaign", || server.keys("p/boss/").len() == 2);
@@ -289,9 +288,9 @@ async fn an_etcdctl_waiter_for_a_permit_is_not_overtaken() {
     let server = EtcdServers::start(1);
     let ours = client(&server).await;
     let permits = ours.semaphore("used", 3).unwrap();
-    let permit = permits.acquire(1).await.unwrap();
+    let permit = permits.acquire().await.unwrap();
     let theirs = Etcdctl::lock(&server, "p/used");
-    for refused in [permits.try_acquire(1).await.map(drop), permits.acquire(1).await.map(drop)] {
+    for refused in [permits.try_acquire().await.map(drop), permits.acquire().await.map(drop)] {
         let refused = refused.unwrap_err();
         assert!(matches!(refused, Error::Conflict { .. }), "{refused}");
     }

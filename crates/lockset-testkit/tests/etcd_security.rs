@@ -163,7 +163,7 @@ async fn a_user_with_rights_below_the_prefix_can_do_everything_there() {
     assert!(tokio::time::timeout(TTL * 2, reader.lost()).await.is_err(), "it was renewed");
     assert_eq!((writer.state(), reader.state()), (State::Held, State::Held));
     ours.force_release("rw", Break::WhenLeaseEnds).await.unwrap();
-    ours.semaphore("permits", 2).unwrap().acquire(2).await.unwrap().release().await.unwrap();
+    ours.semaphore("permits", 2).unwrap().acquire_many(2).await.unwrap().release().await.unwrap();
     ours.latch("latch", 1).unwrap().count_down().await.unwrap();
     theirs.latch("latch", 1).unwrap().wait().await.unwrap();
     ours.close().await.unwrap();

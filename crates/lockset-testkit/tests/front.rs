@@ -113,7 +113,7 @@ async fn a_ticket_attached_twice_concurrently_is_attached_once() {
     let slow = Layered(SlowRenewal(Arc::new(Memory::new(Clock::tokio()))));
     let locks = Lockset::with_engine(Arc::new(slow)).unwrap();
     let options = LockOptions::default().ttl(TTL).detachable();
-    let mutex = locks.mutex("m").unwrap().with(options).unwrap();
+    let mutex = locks.mutex("m").unwrap().with(options);
     let ticket = mutex.lock().await.unwrap().detach().await.unwrap();
     let (first, second) = tokio::join!(locks.attach(&ticket), locks.attach(&ticket));
     assert!(matches!(second, Err(Error::Lost { .. })), "{second:?}");
@@ -148,7 +148,7 @@ async fn a_late_renewal_reply_does_not_affect_a_reattached_lock() {
     let slow = SlowFirstRenewal(Arc::new(Memory::new(Clock::tokio())), AtomicBool::new(false));
     let locks = Lockset::with_engine(Arc::new(Layered(slow))).unwrap();
     let options = LockOptions::default().ttl(TTL).detachable();
-    let guard = locks.mutex("m").unwrap().with(options).unwrap().lock().await.unwrap();
+    let guard = locks.mutex("m").unwrap().with(options).lock().await.unwrap();
     tokio::time::sleep(TTL / 3 + TTL / 100).await;
     let ticket = guard.detach().await.unwrap();
     let guard = locks.attach(&ticket).await.unwrap();
@@ -163,7 +163,7 @@ async fn a_ticket_with_an_absurd_ttl_is_refused_and_harmless() {
     let (_, locks) = memory();
     let other = locks.mutex("other").unwrap().lock().await.unwrap();
     let options = LockOptions::default().ttl(TTL).detachable();
-    let mutex = locks.mutex("m").unwrap().with(options).unwrap();
+    let mutex = locks.mutex("m").unwrap().with(options);
     let ticket = mutex.lock().await.unwrap().detach().await.unwrap().to_string();
     let absurd = ticket.replace("\"secs\":30", "\"secs\":18446744073709551615");
     assert_ne!(ticket, absurd);
@@ -180,7 +180,7 @@ async fn a_fixed_lease_notices_a_forced_release_without_events() {
     let silent = Layered(Silent(memory.clone()));
     let locks = Lockset::with_engine(Arc::new(silent)).unwrap();
     let fixed = LockOptions::default().ttl(TTL).no_renewal();
-    let guard = locks.mutex("m").unwrap().with(fixed).unwrap().lock().await.unwrap();
+    let guard = locks.mutex("m").unwrap().with(fixed).lock().await.unwrap();
     locks.force_release("m", Break::Now).await.unwrap();
     let told = tokio::time::timeout(TTL / 3 + Duration::from_secs(1), guard.lost()).await;
     assert_eq!(told, Ok(LossReason::Forgotten));
@@ -210,7 +210,7 @@ async fn an_uncertain_fixed_lease_can_be_confirmed_again() {
     let engine = Layered(Blind(Arc::new(Memory::new(Clock::tokio())), blind.clone()));
     let locks = Lockset::with_engine(Arc::new(engine)).unwrap();
     let fixed = LockOptions::default().ttl(TTL).no_renewal();
-    let guard = locks.mutex("m").unwrap().with(fixed).unwrap().lock().await.unwrap();
+    let guard = locks.mutex("m").unwrap().with(fixed).lock().await.unwrap();
     assert!(guard.confirm().await.is_err());
     assert_eq!(guard.state(), State::Uncertain);
     blind.store(false, Ordering::Relaxed);
@@ -230,11 +230,11 @@ async fn an_uncertain_fixed_lease_can_be_confirmed_again() {
 async fn run_reports_a_loss_although_the_work_finished() {
     let locks = Lockset::connect("memory:").await.unwrap();
     let short = LockOptions::default().ttl(Duration::from_millis(100)).no_renewal();
-    let guard = locks.mutex("m").unwrap().with(short.clone()).unwrap().lock().await.unwrap();
+    let guard = locks.mutex("m").unwrap().with(short.clone()).lock().await.unwrap();
     let blocking = async { std::thread::sleep(Duration::from_millis(300)) };
     assert!(matches!(guard.run(blocking).await, Err(Error::Lost { .. })));
 
-    let several = lockset::all([locks.mutex("n").unwrap().with(short).unwrap()]).unwrap();
+    let several = lockset::all([locks.mutex("n").unwrap().with(short)]).unwrap();
     let guards = several.lock().await.unwrap();
     let blocking = async { std::thread::sleep(Duration::from_millis(300)) };
     assert!(matches!(guards.run(blocking).await, Err(Error::Lost { .. })));
@@ -244,7 +244,7 @@ async fn run_reports_a_loss_although_the_work_finished() {
 async fn several_locks_are_never_returned_with_a_lost_one() {
     let (engine, locks) = memory();
     let fixed = LockOptions::default().ttl(Duration::from_secs(10)).no_renewal();
-    let a = locks.mutex("a").unwrap().with(fixed).unwrap();
+    let a = locks.mutex("a").unwrap().with(fixed);
     let busy = another(&engine).mutex("b").unwrap().lock().await.unwrap();
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_secs(15)).await;
@@ -305,7 +305,7 @@ async fn close_ends_although_the_engine_does_not_respond() {
     let deaf = Layered(NoWayBack(memory));
     let locks = Lockset::with_engine(Arc::new(deaf)).unwrap();
     let hour = LockOptions::default().ttl(Duration::from_secs(3600));
-    let _guard = locks.mutex("m").unwrap().with(hour).unwrap().lock().await.unwrap();
+    let _guard = locks.mutex("m").unwrap().with(hour).lock().await.unwrap();
     let began = tokio::time::Instant::now();
     assert!(matches!(locks.close().await, Err(Error::Unreachable { .. })));
     assert!(began.elapsed() < Duration::from_secs(11), "{:?}", began.elapsed());
@@ -368,7 +368,7 @@ async fn a_waiter_that_slept_through_its_grant_is_granted_again() {
 async fn a_waiter_that_becomes_first_is_served_in_time() {
     let (engine, locks) = memory();
     let options = LockOptions::default().ttl(TTL).detachable();
-    let held = locks.mutex("m").unwrap().with(options).unwrap().lock().await.unwrap();
+    let held = locks.mutex("m").unwrap().with(options).lock().await.unwrap();
     drop(held.detach().await.unwrap());
     let began = tokio::time::Instant::now();
     let (one, two) = (another(&engine).mutex("m").unwrap(), another(&engine).mutex("m").unwrap());
@@ -518,4 +518,18 @@ async fn a_wait_continues_when_its_watch_ends() {
     waiting.await.unwrap().unwrap();
     assert!(barrier.wait().await.unwrap(), "the other one stayed");
     assert!(!arrived.await.unwrap().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_that_the_engine_cannot_keep_are_reported_when_locking() {
+    let (_, locks) = memory();
+    let endless = LockOptions::default().ttl(Duration::MAX);
+    let mutex = locks.mutex("m").unwrap().with(endless.clone());
+    assert_eq!(mutex.name().as_str(), "m");
+    assert!(matches!(mutex.lock().await, Err(Error::Invalid { what: "ttl", .. })));
+    assert!(matches!(mutex.try_lock().await, Err(Error::Invalid { what: "ttl", .. })));
+    let readers = locks.rwlock("r").unwrap().with(endless);
+    assert!(matches!(readers.read().await, Err(Error::Invalid { .. })));
+    let usable = mutex.with(LockOptions::default());
+    usable.lock().await.unwrap().release().await.unwrap();
 }

@@ -108,7 +108,7 @@ async fn every_kind_of_lock_moves() {
     let url = cluster.url();
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     let reader = ours.rwlock("read").unwrap().read().await.unwrap();
-    let permit = ours.semaphore("permit", 2).unwrap().acquire(1).await.unwrap();
+    let permit = ours.semaphore("permit", 2).unwrap().acquire().await.unwrap();
     ours.latch("latch", 2).unwrap().count_down().await.unwrap();
     for name in ["read", "permit", "latch"] {
         let (slot, _, to) = places(&cluster, name);
@@ -119,7 +119,7 @@ async fn every_kind_of_lock_moves() {
     assert!(theirs.rwlock("read").unwrap().try_write().await.unwrap().is_none());
     let second = theirs.rwlock("read").unwrap().try_read().await.unwrap();
     assert!(second.is_some(), "readers share");
-    assert!(theirs.semaphore("permit", 2).unwrap().try_acquire(2).await.unwrap().is_none());
+    assert!(theirs.semaphore("permit", 2).unwrap().try_acquire_many(2).await.unwrap().is_none());
     theirs.latch("latch", 2).unwrap().count_down().await.unwrap();
     let open = ours.latch("latch", 2).unwrap();
     within(BY_HEARTBEAT, "it is open", open.wait()).await.unwrap();

@@ -159,7 +159,7 @@ async fn a_fixed_lease_with_a_lost_reply_is_not_extended() {
         is_free(&ours, name).await;
         proxy.drop_replies();
         let (mutex, rwlock) = (ours.mutex(name).unwrap(), ours.rwlock(name).unwrap());
-        let (mutex, rwlock) = (mutex.with(fixed()).unwrap(), rwlock.with(fixed()).unwrap());
+        let (mutex, rwlock) = (mutex.with(fixed()), rwlock.with(fixed()));
         let asking = tokio::spawn(async move {
             if name == "mutex" { mutex.lock().await } else { rwlock.read().await }
         });
@@ -443,7 +443,7 @@ async fn without_memory_all_kinds_of_locks_and_queue_entries_are_renewed() {
     let (held, waits) = (client_with(LONG, &url).await, client(&url).await);
     let mutex = lock(&mutexes, "mutex").await;
     let reader = readers.rwlock("read").unwrap().read().await.unwrap();
-    let permit = permits.semaphore("permits", 2).unwrap().acquire(1).await.unwrap();
+    let permit = permits.semaphore("permits", 2).unwrap().acquire().await.unwrap();
     let awaited = lock(&held, "awaited").await;
     let waiting = spawn_waiter(&waits, "awaited").await;
     server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -528,7 +528,7 @@ async fn the_token_of_a_forgotten_grant_is_not_reused() {
 async fn a_fixed_lock_survives_the_loss_of_its_fence() {
     let server = RedisServer::start();
     let ours = client(&server.url()).await;
-    let mutex = ours.mutex("fixed").unwrap().with(LockOptions::default().no_renewal()).unwrap();
+    let mutex = ours.mutex("fixed").unwrap().with(LockOptions::default().no_renewal());
     let guard = within(SOON, "a free lock", mutex.lock()).await.unwrap();
     assert_eq!(server.ask(&["DEL", "{lockset:fixed}:fence"]), "1");
     guard.confirm().await.unwrap();

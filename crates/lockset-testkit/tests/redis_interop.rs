@@ -62,7 +62,7 @@ async fn a_lock_held_by_a_peer_excludes_us_until_it_is_released() {
         assert!(!is_free(&at.ours, "jobs/42").await, "{kind}");
         let reader = at.ours.rwlock("jobs/42").unwrap().try_read().await.unwrap();
         assert!(reader.is_none(), "{kind} excludes readers");
-        let permit = at.ours.semaphore("jobs/42", 2).unwrap().try_acquire(1).await;
+        let permit = at.ours.semaphore("jobs/42", 2).unwrap().try_acquire().await;
         assert!(!matches!(permit, Ok(Some(_))), "{kind} excludes permits");
         let (first, second) =
             (spawn_waiter(&at.ours, "jobs/42").await, spawn_waiter(&at.others, "jobs/42"));
@@ -139,7 +139,7 @@ async fn holds(at: &Meeting, how: &str) -> Guard {
             guard.downgrade().await.unwrap();
             guard
         }
-        "permit" => at.ours.semaphore(name, 2).unwrap().acquire(1).await.unwrap(),
+        "permit" => at.ours.semaphore(name, 2).unwrap().acquire().await.unwrap(),
         other => unreachable!("{other}"),
     }
 }

@@ -46,7 +46,7 @@ impl Scene {
 
 fn begin(locks: &Lockset, name: &str, replicas: Replicas) -> JoinHandle<lockset::Result<Guard>> {
     let options = LockOptions::default().replicas(replicas);
-    let mutex = locks.mutex(name).unwrap().with(options).unwrap();
+    let mutex = locks.mutex(name).unwrap().with(options);
     tokio::spawn(async move { mutex.lock_within(ANSWERED).await })
 }
 
@@ -56,7 +56,7 @@ async fn try_with(
     replicas: Replicas,
 ) -> lockset::Result<Option<Guard>> {
     let options = LockOptions::default().replicas(replicas);
-    let mutex = locks.mutex(name).unwrap().with(options).unwrap();
+    let mutex = locks.mutex(name).unwrap().with(options);
     within(ANSWERED, "an answer", mutex.try_lock()).await
 }
 
@@ -179,11 +179,11 @@ async fn readers_and_permits_wait_for_replicas_too() {
     let at = Scene::new().await;
     at.replica(Signal::STOP);
     let options = || LockOptions::default().replicas(Replicas::AtLeast(2));
-    let readers = at.ours.rwlock("read").unwrap().with(options()).unwrap();
+    let readers = at.ours.rwlock("read").unwrap().with(options());
     let refused = within(ANSWERED, "an answer", readers.try_read()).await.unwrap_err();
     assert_error(&refused, &["1 of the 2 replicas"], true);
-    let permits = at.ours.semaphore("permits", 2).unwrap().with(options()).unwrap();
-    let refused = within(ANSWERED, "an answer", permits.try_acquire(1)).await.unwrap_err();
+    let permits = at.ours.semaphore("permits", 2).unwrap().with(options());
+    let refused = within(ANSWERED, "an answer", permits.try_acquire()).await.unwrap_err();
     assert_error(&refused, &["1 of the 2 replicas"], true);
     let theirs = client(&at.servers.url(), TTL).await;
     for name in ["read", "permits"] {

@@ -74,7 +74,7 @@ async fn the_documented_rules_are_enough() {
     let reader = reads_too.try_read().await.unwrap().expect("readers share");
     assert!(tokio::time::timeout(TTL * 2, reader.lost()).await.is_err(), "it was renewed");
     assert_eq!((writer.state(), reader.state()), (State::Held, State::Held));
-    let permit = ours.semaphore("permits", 2).unwrap().acquire(2).await.unwrap();
+    let permit = ours.semaphore("permits", 2).unwrap().acquire_many(2).await.unwrap();
     permit.release().await.unwrap();
     ours.latch("latch", 1).unwrap().count_down().await.unwrap();
     theirs.latch("latch", 1).unwrap().wait().await.unwrap();

@@ -555,7 +555,7 @@ async fn a_ticket_carries_the_grants_of_all_nodes() {
     let servers = five();
     let (ours, theirs) = (client(&servers.url(), TTL).await, client(&servers.url(), TTL).await);
     let options = LockOptions::default().detachable();
-    let guard = ours.mutex("ticket").unwrap().with(options).unwrap().lock().await.unwrap();
+    let guard = ours.mutex("ticket").unwrap().with(options).lock().await.unwrap();
     until("all nodes hold it", || all_hold(&servers, "ticket"));
     let ticket = guard.detach().await.unwrap();
     let attached = theirs.attach(&ticket).await.unwrap();
@@ -584,11 +584,11 @@ async fn invalid_quorums_are_refused() {
 
     let locks = Lockset::connect(&format!("{}?max_ttl=40s", servers.url())).await.unwrap();
     let long = LockOptions::default().ttl(Duration::from_secs(41));
-    let error = locks.mutex("long").unwrap().with(long).unwrap_err();
+    let error = locks.mutex("long").unwrap().with(long).lock().await.unwrap_err();
     assert_error(&error, &["at most 40s"], false);
     let error = locks.rwlock("shared").unwrap().read().await.unwrap_err();
     assert_error(&error, &["does not support readers"], false);
-    let error = locks.semaphore("permits", 2).unwrap().acquire(1).await.unwrap_err();
+    let error = locks.semaphore("permits", 2).unwrap().acquire().await.unwrap_err();
     assert_error(&error, &["does not support semaphores"], false);
 }
 

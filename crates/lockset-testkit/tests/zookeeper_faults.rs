@@ -374,7 +374,7 @@ async fn a_ticket_can_be_attached_through_any_server() {
     let options = || LockOptions::default().ttl(TTL).detachable();
     // Which server is tried first is left to chance.
     for _ in 0..6 {
-        let mutex = ours.mutex("baton").unwrap().with(options()).unwrap();
+        let mutex = ours.mutex("baton").unwrap().with(options());
         let guard = within(TTL, "a free lock", mutex.lock()).await.unwrap();
         let ticket = guard.detach().await.unwrap();
         let guard = within(TTL, "it is attached", theirs.attach(&ticket)).await.unwrap();
@@ -389,7 +389,7 @@ async fn a_detached_lock_is_not_touched_by_its_former_client() {
     let url = chroot.url_by(&[proxy.port()]);
     let (ours, theirs) = (client(&url, TTL).await, client(&url, TTL).await);
     let options = LockOptions::default().ttl(TTL).detachable();
-    let guard = ours.mutex("baton").unwrap().with(options).unwrap().lock().await.unwrap();
+    let guard = ours.mutex("baton").unwrap().with(options).lock().await.unwrap();
     let before = proxy.connections();
     let ticket = guard.detach().await.unwrap();
     let guard = theirs.attach(&ticket).await.unwrap();

@@ -214,7 +214,7 @@ async fn our_notes_do_not_disturb_a_peer() {
     for family in MUTEXES {
         let mut at = Meeting::in_layout(family.layout).await;
         let options = lockset::LockOptions::default().note("nightly \u{1F512}");
-        let mutex = at.ours.mutex("noted").unwrap().with(options).unwrap();
+        let mutex = at.ours.mutex("noted").unwrap().with(options);
         let guard = within(SOON, "it is free", mutex.lock()).await.unwrap();
         at.begins_to_wait(family.mutex, "noted");
         guard.set_note("changed").await.unwrap();

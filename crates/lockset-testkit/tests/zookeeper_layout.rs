@@ -100,10 +100,8 @@ async fn parents_are_containers_and_leave_nothing_behind() {
     let (chroot, mut kazoo) = chroot();
     let locks = client(&chroot.url(), TTL).await;
     let deep = "a/b/c";
-    let (guard, permit) = (
-        lock(&locks, deep).await,
-        locks.semaphore("permits", 2).unwrap().acquire(1).await.unwrap(),
-    );
+    let (guard, permit) =
+        (lock(&locks, deep).await, locks.semaphore("permits", 2).unwrap().acquire().await.unwrap());
     let read = locks.rwlock("read").unwrap().read().await.unwrap();
     let top = chroot.path("").trim_end_matches('/').to_owned();
     let names = kazoo.children(&top).unwrap();

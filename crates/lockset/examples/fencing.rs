@@ -30,7 +30,7 @@ async fn main() -> Result<()> {
     let paused = LockOptions::default().ttl(Duration::from_millis(200)).no_renewal();
     let mut register = Register::default();
 
-    let old = locks.mutex("register")?.with(paused)?.lock().await?;
+    let old = locks.mutex("register")?.with(paused).lock().await?;
     let new = locks.mutex("register")?.lock().await?; // granted when the old lease is over
     assert!(matches!(old.state(), State::Lost(_)), "the old guard knows");
     assert!(old.token() < new.token());

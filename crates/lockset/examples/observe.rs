@@ -18,7 +18,7 @@ async fn main() -> Result<()> {
 
     let locks = Lockset::connect("memory:").await?;
     let short = LockOptions::default().ttl(Duration::from_millis(300)).note("observed");
-    let guard = locks.mutex("jobs/42")?.with(short)?.lock().await?;
+    let guard = locks.mutex("jobs/42")?.with(short).lock().await?;
     tokio::time::sleep(Duration::from_millis(400)).await; // long enough for renewals
     guard.release().await?;
     locks.close().await?;

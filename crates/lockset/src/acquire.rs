@@ -33,7 +33,8 @@ pub(crate) struct LockRequest {
     pub(crate) gate: Arc<ClientGate>,
     pub(crate) name: Name,
     pub(crate) mode: Mode,
-    pub(crate) options: ResolvedOptions,
+    /// `Err` with options that the engine cannot keep: locking reports why.
+    options: Result<ResolvedOptions, LockOptions>,
     /// Whether claims pass the gate first. Only for primitives that are always exclusive: readers
     /// and writers of one name must meet in the engine's queue to keep their order.
     pub(crate) gated: bool,
@@ -47,26 +48,53 @@ impl fmt::Debug for LockRequest {
 }
 
 impl LockRequest {
-    /// Replaces the options.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] or [`Error::Unsupported`] if the engine cannot keep them.
-    pub(crate) fn set_options(&mut self, options: &LockOptions) -> Result<()> {
-        self.options = options.resolve(&self.client.capabilities, self.client.settings.ttl)?;
-        Ok(())
+    /// A request with the default options.
+    pub(crate) fn new(
+        client: Arc<Client>,
+        gate: Arc<ClientGate>,
+        name: Name,
+        mode: Mode,
+        gated: bool,
+    ) -> Self {
+        let options = Err(LockOptions::default());
+        let mut request = Self { client, gate, name, mode, options, gated };
+        request.set_options(LockOptions::default());
+        request
     }
 
-    fn claim(&self) -> Arc<Claim> {
+    /// The same request in another mode.
+    pub(crate) fn in_mode(&self, mode: Mode) -> Self {
+        Self { mode, ..self.clone() }
+    }
+
+    /// Replaces the options. They are checked now, but only locking reports that they are invalid.
+    pub(crate) fn set_options(&mut self, options: LockOptions) {
+        self.options = self.resolve(&options).map_err(|_| options);
+    }
+
+    /// The options, if the engine can keep them.
+    fn options(&self) -> Result<ResolvedOptions> {
+        match &self.options {
+            Ok(options) => Ok(options.clone()),
+            Err(options) => self.resolve(options),
+        }
+    }
+
+    fn resolve(&self, options: &LockOptions) -> Result<ResolvedOptions> {
+        options.resolve(&self.client.capabilities, self.client.settings.ttl)
+    }
+
+    fn claim(&self, options: &ResolvedOptions) -> Arc<Claim> {
         Arc::new(Claim {
             id: ClaimId::random(),
             name: self.name.clone(),
             mode: self.mode,
-            ttl: self.options.ttl,
-            fixed: self.options.fixed,
+            ttl: options.ttl,
+            fixed: options.fixed,
             floor: None,
-            note: self.options.note.clone(),
-            detachable: self.options.detachable,
-            replicas: self.options.replicas,
+            note: options.note.clone(),
+            detachable: options.detachable,
+            replicas: options.replicas,
         })
     }
 
@@ -87,7 +115,8 @@ pub(crate) async fn acquire(request: &LockRequest, wait: Wait) -> Result<Option<
     let client = &request.client;
     client.check_usable()?;
     request.check_mode()?;
-    let claim = request.claim();
+    let options = request.options()?;
+    let claim = request.claim(&options);
     let span = tracing::info_span!(
         "lockset.acquire",
         name = %claim.name,
@@ -95,7 +124,7 @@ pub(crate) async fn acquire(request: &LockRequest, wait: Wait) -> Result<Option<
         mode = %claim.mode,
         note = %claim.note.text,
     );
-    let mut admitting = std::pin::pin!(admit(request, claim, wait).instrument(span));
+    let mut admitting = std::pin::pin!(admit(request, &options, claim, wait).instrument(span));
     let mut admitted = match poll!(admitting.as_mut()) {
         Poll::Ready(admitted) => {
             client.telemetry.answered_at_once(&request.name, outcome(&admitted));
@@ -157,23 +186,24 @@ fn outcome(admitted: &Result<Option<HoldHandle>>) -> Outcome {
 /// time the engine forgot the one before.
 async fn admit(
     request: &LockRequest,
+    options: &ResolvedOptions,
     mut claim: Arc<Claim>,
     wait: Wait,
 ) -> Result<Option<HoldHandle>> {
     let mut pass = None;
     while request.gated && pass.is_none() {
-        match wait_at_gate(request, &claim, wait).await {
+        match wait_at_gate(request, options, &claim, wait).await {
             None => return Ok(None),
             // This task was not polled for longer than the lease lasted.
             Some(Turn::Granted(hold)) if matches!(hold.state(), State::Lost(_)) => {
-                claim = request.claim();
+                claim = request.claim(options);
             }
             Some(Turn::Granted(hold)) => return Ok(Some(hold)),
             Some(Turn::Request(ours)) => pass = Some(ours),
         }
     }
     loop {
-        match send(request, claim, wait, &mut pass).await? {
+        match send(request, options, claim, wait, &mut pass).await? {
             Admitted::Granted(hold) => return Ok(Some(hold)),
             Admitted::NotInTime => return Ok(None),
             Admitted::Forgotten(error) if request.client.clock.now() >= wait.deadline() => {
@@ -181,18 +211,19 @@ async fn admit(
             }
             Admitted::Forgotten(_) => tokio::time::sleep(RETRY_PAUSE).await,
         }
-        claim = request.claim();
+        claim = request.claim(options);
     }
 }
 
 /// Waits for the turn of the claim. Returns `None` if it does not come in time.
 async fn wait_at_gate(
     request: &LockRequest,
+    options: &ResolvedOptions,
     claim: &Arc<Claim>,
     wait: Wait,
 ) -> Option<Turn<HoldHandle>> {
     let client = &request.client;
-    match request.gate.enter(claim, &request.options, wait != Wait::No)? {
+    match request.gate.enter(claim, options, wait != Wait::No)? {
         GateEntry::Pass(pass) => Some(Turn::Request(pass)),
         GateEntry::Queued(pending) => {
             let undo = WithdrawOnDrop::at_gate(client, claim, pending.offered.clone());
@@ -216,6 +247,7 @@ enum Admitted {
 /// by a grant.
 async fn send(
     request: &LockRequest,
+    options: &ResolvedOptions,
     claim: Arc<Claim>,
     wait: Wait,
     pass: &mut Option<GatePass>,
@@ -256,18 +288,16 @@ async fn send(
     };
     let _until_held = in_flight;
     match granted {
-        Ok(Admission::Granted(grant)) => {
-            match Hold::start(client.clone(), claim, grant, &request.options, pass) {
-                Some(hold) => {
-                    undo.disarm();
-                    Ok(Admitted::Granted(hold))
-                }
-                None => {
-                    let what = "the grant was read only after its lease had run out";
-                    Ok(Admitted::Forgotten(unreachable(what.to_owned())))
-                }
+        Ok(Admission::Granted(grant)) => match Hold::start(client.clone(), claim, grant, options, pass) {
+            Some(hold) => {
+                undo.disarm();
+                Ok(Admitted::Granted(hold))
             }
-        }
+            None => {
+                let what = "the grant was read only after its lease had run out";
+                Ok(Admitted::Forgotten(unreachable(what.to_owned())))
+            }
+        },
         Ok(Admission::NotInTime) => {
             undo.disarm();
             Ok(Admitted::NotInTime)

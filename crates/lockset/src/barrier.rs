@@ -56,6 +56,11 @@ impl Barrier {
         Ok(Self { cell: SharedCell::new(client, name)?, parties })
     }
 
+    /// The name of the barrier.
+    pub fn name(&self) -> &Name {
+        &self.cell.name
+    }
+
     /// Waits until all parties are here. `true` for the one that came last.
     ///
     /// # Errors

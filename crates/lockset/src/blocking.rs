@@ -29,7 +29,8 @@ use crate::client::Client;
 use crate::engine::{Break, Capabilities, Grant, Holder, LockState};
 use crate::error::{Error, LossReason, Result};
 use crate::hold::State;
-use crate::{ClaimId, Leader, Lease, LockOptions, Lockable, Mode, Name, Ticket, Token};
+use crate::run::after_work;
+use crate::{ClaimId, Leader, Lease, LockOptions, Mode, Name, RunError, Ticket, Token};
 
 /// Runs `future` on the keeper's runtime while this thread waits.
 fn wait_for<T>(client: &Client, future: impl Future<Output = Result<T>>) -> Result<T> {
@@ -112,7 +113,7 @@ macro_rules! same {
     )*};
 }
 
-same!((), bool, u32, Lockable, LockState, Leader, Lease, Ticket, Vec<LockState>, Vec<Holder>);
+same!((), bool, u32, LockState, Leader, Lease, Ticket, Vec<LockState>, Vec<Holder>);
 
 /// Declares a blocking type. Each line names a method of the async type: `block` for an async
 /// method, `last` for one that consumes the value, `make` for one that returns at once but may
@@ -182,23 +183,26 @@ macro_rules! blocking {
 blocking! {
     #[derive(Clone, Debug)]
     Lockset {
-        make namespace(outer: &str) -> Lockset;
+        make namespace(outer: impl TryInto<Name, Error: Into<Error>>) -> Lockset;
         get engine() -> &'static str;
         get home() -> &str;
         get capabilities() -> Capabilities;
-        make mutex(name: &str) -> Mutex;
-        make rwlock(name: &str) -> RwLock;
-        make semaphore(name: &str, limit: u32) -> Semaphore;
-        make election(name: &str) -> Election;
-        make latch(name: &str, count: u32) -> Latch;
-        make barrier(name: &str, parties: u32) -> Barrier;
+        make mutex(name: impl TryInto<Name, Error: Into<Error>>) -> Mutex;
+        make rwlock(name: impl TryInto<Name, Error: Into<Error>>) -> RwLock;
+        make semaphore(name: impl TryInto<Name, Error: Into<Error>>, limit: u32) -> Semaphore;
+        make election(name: impl TryInto<Name, Error: Into<Error>>) -> Election;
+        make latch(name: impl TryInto<Name, Error: Into<Error>>, count: u32) -> Latch;
+        make barrier(name: impl TryInto<Name, Error: Into<Error>>, parties: u32) -> Barrier;
         block attach(ticket: &Ticket) -> Guard;
         block renew(ticket: &Ticket) -> Lease;
-        block inspect(name: &str) -> LockState;
+        block inspect(name: impl TryInto<Name, Error: Into<Error>>) -> LockState;
         block list(prefix: &str) -> Vec<LockState>;
         make watch(prefix: &str) -> Items<LockState>;
-        make watch_name(name: &str) -> Items<LockState>;
-        block force_release(name: &str, how: Break) -> Vec<Holder>;
+        make watch_name(name: impl TryInto<Name, Error: Into<Error>>) -> Items<LockState>;
+        block force_release(
+            name: impl TryInto<Name, Error: Into<Error>>,
+            how: Break
+        ) -> Vec<Holder>;
         block close() -> ();
     }
 }
@@ -206,6 +210,7 @@ blocking! {
 blocking! {
     #[derive(Clone, Debug)]
     Mutex {
+        get name() -> &Name;
         block lock() -> Guard;
         block try_lock() -> Option<Guard>;
         block lock_within(limit: Duration) -> Guard;
@@ -215,30 +220,48 @@ blocking! {
 blocking! {
     #[derive(Clone, Debug)]
     RwLock {
+        get name() -> &Name;
         block read() -> Guard;
         block try_read() -> Option<Guard>;
         block read_within(limit: Duration) -> Guard;
         block write() -> Guard;
         block try_write() -> Option<Guard>;
         block write_within(limit: Duration) -> Guard;
-        get reader() -> Lockable;
-        get writer() -> Lockable;
     }
 }
 
 blocking! {
     #[derive(Clone, Debug)]
     Semaphore {
-        block acquire(permits: u32) -> Guard;
-        block try_acquire(permits: u32) -> Option<Guard>;
-        block acquire_within(permits: u32, limit: Duration) -> Guard;
+        get name() -> &Name;
+        get limit() -> u32;
+        block acquire() -> Guard;
+        block try_acquire() -> Option<Guard>;
+        block acquire_within(limit: Duration) -> Guard;
+        block acquire_many(permits: u32) -> Guard;
+        block try_acquire_many(permits: u32) -> Option<Guard>;
+        block acquire_many_within(permits: u32, limit: Duration) -> Guard;
         make permits(permits: u32) -> Lockable;
     }
 }
 
 blocking! {
     #[derive(Clone, Debug)]
+    Lockable {
+        get name() -> &Name;
+    }
+}
+
+blocking! {
+    #[derive(Clone, Debug)]
+    #[must_use = "it locks only when `run` is called"]
+    Within {}
+}
+
+blocking! {
+    #[derive(Clone, Debug)]
     Election {
+        get name() -> &Name;
         block campaign() -> Guard;
         block try_campaign() -> Option<Guard>;
         block campaign_within(limit: Duration) -> Guard;
@@ -249,6 +272,7 @@ blocking! {
 blocking! {
     #[derive(Clone, Debug)]
     Latch {
+        get name() -> &Name;
         block count_down() -> u32;
         block wait() -> ();
         block remaining() -> u32;
@@ -259,6 +283,7 @@ blocking! {
 blocking! {
     #[derive(Clone, Debug)]
     Barrier {
+        get name() -> &Name;
         block wait() -> bool;
         block waiting() -> u32;
         block clear() -> ();
@@ -335,7 +360,7 @@ impl Lockset {
     ///
     /// # Errors
     /// As there.
-    pub fn all<L: Into<Lockable>>(&self, locks: impl IntoIterator<Item = L>) -> Result<All> {
+    pub fn all<L: Into<crate::Lockable>>(&self, locks: impl IntoIterator<Item = L>) -> Result<All> {
         crate::all(locks).map(|all| all.into_blocking(&self.0.client))
     }
 }
@@ -344,13 +369,10 @@ impl Lockset {
 macro_rules! with_options {
     ($($name:ident),*) => {$(
         impl $name {
-            /// Replaces the options.
-            ///
-            /// # Errors
-            /// [`Error::Invalid`] if the engine cannot keep them.
-            pub fn with(mut self, options: LockOptions) -> Result<Self> {
-                self.0.inner = self.0.inner.with(options)?;
-                Ok(self)
+            /// Replaces the options. Locking fails if the engine cannot keep them.
+            pub fn with(mut self, options: LockOptions) -> Self {
+                self.0.inner = self.0.inner.with(options);
+                self
             }
         }
     )*};
@@ -358,11 +380,68 @@ macro_rules! with_options {
 
 with_options!(Mutex, RwLock, Semaphore, Election);
 
-impl From<&Mutex> for Lockable {
+impl RwLock {
+    /// The read side, for [`run`](Lockable::run) and [`Lockset::all`].
+    pub fn reader(&self) -> Lockable {
+        self.0.inner.reader().into_blocking(&self.0.client)
+    }
+
+    /// The write side, for [`run`](Lockable::run) and [`Lockset::all`].
+    pub fn writer(&self) -> Lockable {
+        self.0.inner.writer().into_blocking(&self.0.client)
+    }
+}
+
+impl From<&Mutex> for crate::Lockable {
     fn from(mutex: &Mutex) -> Self {
         (&mutex.0.inner).into()
     }
 }
+
+impl From<Lockable> for crate::Lockable {
+    fn from(lock: Lockable) -> Self {
+        lock.0.inner
+    }
+}
+
+/// `run(work)` for what can be locked, and `within(limit)` where the limit is not set yet.
+macro_rules! run {
+    ($($name:ident $lock:ident),*) => {$(
+        impl $name {
+            /// Locks, runs `work` and releases. Unlike the async `run` it cannot stop the work, so
+            /// it never returns [`RunError::Interrupted`]: check [`Guard::state`] before each step
+            /// that must not be done twice.
+            ///
+            /// # Errors
+            /// See [`RunError`].
+            pub fn run<T, E>(
+                &self,
+                work: impl FnOnce(&Guard) -> Result<T, E>,
+            ) -> Result<T, RunError<E>> {
+                let granted = self.0.wait(|inner| inner.$lock());
+                let guard = granted.map_err(RunError::NotGranted)?.into_blocking(&self.0.client);
+                let done = work(&guard);
+                let name = guard.name().clone();
+                after_work(&name, done, guard.release())
+            }
+        }
+    )*};
+}
+
+run!(Mutex lock, Semaphore acquire, Lockable lock, Within lock);
+
+macro_rules! within {
+    ($($name:ident),*) => {$(
+        impl $name {
+            /// The same with a limit on the wait, for [`run`](Within::run).
+            pub fn within(&self, limit: Duration) -> Within {
+                self.0.inner.within(limit).into_blocking(&self.0.client)
+            }
+        }
+    )*};
+}
+
+within!(Mutex, Semaphore, Lockable);
 
 impl Election {
     /// The leader, now and after every change.
@@ -426,7 +505,7 @@ mod tests {
     fn every_verb_works_without_a_runtime() {
         let locks = Lockset::connect("memory:").unwrap();
         let options = LockOptions::default().ttl(Duration::from_millis(300)).detachable();
-        let mutex = locks.mutex("m").unwrap().with(options).unwrap();
+        let mutex = locks.mutex("m").unwrap().with(options);
         let guard = mutex.lock().unwrap();
         assert!(mutex.try_lock().unwrap().is_none());
         // Longer than the ttl: the keeper renews while this thread blocks.
@@ -441,6 +520,15 @@ mod tests {
         locks.latch("l", 1).unwrap().count_down().unwrap();
         locks.latch("l", 1).unwrap().wait().unwrap();
         assert!(locks.barrier("b", 1).unwrap().wait().unwrap());
+        let halves = locks.semaphore("s", 2).unwrap();
+        let limit = Duration::from_secs(1);
+        assert_eq!(mutex.run(|held| Ok::<_, Error>(held.mode())).unwrap(), Mode::Exclusive);
+        mutex.within(limit).run(|_| halves.run(|_| Ok::<_, Error>(()))).unwrap();
+        let both = halves.permits(2).unwrap();
+        both.within(limit).run(|_| Ok::<_, Error>(())).unwrap();
+        let refused = both.run(|_| halves.within(Duration::ZERO).run(|_| Ok::<_, Error>(())));
+        assert!(matches!(refused, Err(RunError::Failed(RunError::NotGranted(_)))));
+        locks.rwlock("r").unwrap().reader().run(|_| Ok::<_, Error>(())).unwrap();
         let term = locks.election("e").unwrap().campaign().unwrap();
         assert!(locks.election("e").unwrap().observe().next().unwrap().unwrap().is_some());
         term.release().unwrap();
@@ -461,9 +549,10 @@ mod tests {
             ("Latch", include_str!("latch.rs")),
             ("Barrier", include_str!("barrier.rs")),
             ("Guard", include_str!("guard.rs")),
+            ("Within", include_str!("run.rs")),
         ];
-        // What makes no sense without async, or works on both kinds of client.
-        let only_async = ["with_engine"];
+        // What works on both kinds of client; and `lead`, which must be able to stop the work.
+        let only_async = ["with_engine", "lead"];
         for (name, source) in sources {
             let declared = |text: &str| {
                 let start = text.find(&format!("\n    {name} {{")).expect(name);

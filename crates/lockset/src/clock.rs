@@ -114,6 +114,11 @@ impl Clock {
         }
     }
 
+    /// Sleeps for `span` on this clock, whatever the machine did in between.
+    pub(crate) async fn sleep(&self, span: Duration) {
+        self.sleep_until(self.now() + span).await;
+    }
+
     /// Sleeps until `deadline` has passed on this clock, whatever the machine did in between.
     ///
     /// # Cancel safety

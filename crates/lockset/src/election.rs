@@ -9,8 +9,14 @@ use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
 use crate::engine::{LockState, Scope, Wait};
 use crate::error::Result;
 use crate::guard::Guard;
+use crate::name::{Name, Note};
 use crate::options::LockOptions;
+use crate::report::report;
+use crate::run::{RunError, run_held};
 use crate::token::Token;
+
+/// The first and the longest pause after a campaign that failed.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// One leader at a time, known to all. Made by [`Lockset::election`](crate::Lockset::election).
 ///
@@ -23,11 +29,11 @@ use crate::token::Token;
 /// # async fn main() -> lockset::Result<()> {
 /// use lockset::LockOptions;
 /// let locks = lockset::Lockset::connect("memory:").await?;
-/// let election = locks.election("scheduler")?.with(LockOptions::default().note("10.0.0.7:80"))?;
+/// let election = locks.election("scheduler")?.with(LockOptions::default().note("10.0.0.7:80"));
 ///
 /// let term = election.campaign().await?;
 /// let leader = election.leader().await?.expect("we lead");
-/// assert_eq!((leader.note.as_str(), leader.token), ("10.0.0.7:80", Some(term.token())));
+/// assert_eq!((&*leader.note.text, leader.token), ("10.0.0.7:80", Some(term.token())));
 /// term.release().await?;
 /// assert!(election.leader().await?.is_none());
 /// # Ok(()) }
@@ -37,11 +43,10 @@ pub struct Election(LockRequest);
 
 /// Who leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Leader {
-    /// The leader's word.
-    pub note: String,
-    /// Its process, as `pid@host`, where the engine carries it.
-    pub by: String,
+    /// What the leader says about itself, and its process.
+    pub note: Note,
     /// The token of its term, where it has one.
     pub token: Option<Token>,
 }
@@ -51,13 +56,16 @@ impl Election {
         Self(request)
     }
 
-    /// The same election on these terms; the note is the leader's word.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
-    pub fn with(mut self, options: LockOptions) -> Result<Self> {
-        self.0.set_options(&options)?;
-        Ok(self)
+    /// The same election with these options; the note is the leader's. Campaigning fails if the
+    /// engine cannot keep them.
+    pub fn with(mut self, options: LockOptions) -> Self {
+        self.0.set_options(options);
+        self
+    }
+
+    /// The name of the election.
+    pub fn name(&self) -> &Name {
+        &self.0.name
     }
 
     /// Waits until elected, as long as it takes.
@@ -89,8 +97,76 @@ impl Election {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn campaign_within(&self, patience: Duration) -> Result<Guard> {
-        acquire_within(&self.0, patience).await
+    pub async fn campaign_within(&self, limit: Duration) -> Result<Guard> {
+        acquire_within(&self.0, limit).await
+    }
+
+    /// Leads again and again, until the work is done.
+    ///
+    /// Each round campaigns, and runs `work` while the term can be trusted. How it goes on:
+    ///
+    /// * The work returns, with `Ok` or `Err`: this candidate resigns, and `lead` returns that.
+    /// * The term is lost: the work is dropped where it awaits, and a new round begins. With
+    ///   [`max_hold`](LockOptions::max_hold) that is the end of each term, and other candidates
+    ///   come first.
+    /// * A campaign fails with an error that [is retryable](crate::Error::is_retryable): a new
+    ///   round begins after a pause of 0.1 s, twice as long each time, up to 5 s.
+    /// * A campaign fails with another error, such as [`Error::Closed`](crate::Error::Closed):
+    ///   `lead` returns it.
+    ///
+    /// The work is called once per term, so it begins by reading what the last leader left. It gets
+    /// the guard of the term, for its token and to set the note. Each term runs a clone of the
+    /// work, so the work captures references or clones.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// use std::cell::Cell;
+    /// use lockset::Break;
+    /// let election = locks.election("scheduler")?;
+    /// let terms = Cell::new(0); // an atomic where the future must be `Send`
+    /// let result = election.lead(async |term| {
+    ///     terms.set(terms.get() + 1);
+    ///     if terms.get() == 1 {
+    ///         locks.force_release("scheduler", Break::Now).await?; // an operator ends the term
+    ///         term.lost().await;
+    ///     }
+    ///     Ok::<_, lockset::Error>("done")
+    /// });
+    /// assert_eq!(result.await?, "done");
+    /// assert_eq!(terms.get(), 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RunError::NotGranted`] if a campaign fails for good. [`RunError::Failed`] if the work
+    /// fails. [`RunError::DoneButLost`] if the work is done, but the term was lost before its end.
+    ///
+    /// # Cancel safety
+    /// If cancelled, the work is dropped, and this candidate resigns in the background.
+    pub async fn lead<T, E, F>(&self, work: F) -> Result<T, RunError<E>>
+    where
+        F: AsyncFnOnce(&Guard) -> Result<T, E> + Clone,
+    {
+        let mut pause = PAUSES.0;
+        loop {
+            match acquire_patiently(&self.0).await {
+                Ok(term) => {
+                    pause = PAUSES.0;
+                    match run_held(term, work.clone()).await {
+                        Err(RunError::Interrupted(_)) => {}
+                        ended => return ended,
+                    }
+                }
+                Err(error) if error.is_retryable() => {
+                    report!(warn, name = self.0.name, error = error, "a campaign failed");
+                    self.0.client.clock.sleep(pause).await;
+                    pause = (pause * 2).min(PAUSES.1);
+                }
+                Err(error) => return Err(RunError::NotGranted(error)),
+            }
+        }
     }
 
     /// Who leads now. A moment later it may be another.
@@ -106,7 +182,7 @@ impl Election {
         Ok(leader_in(&state, self.0.client.settings.token_base))
     }
 
-    /// Who leads, now and after every change, `None` while nobody does. LockOptions that were over
+    /// Who leads, now and after every change, `None` while nobody does. Terms that were over
     /// before they could be seen are left out.
     pub fn observe(&self) -> BoxStream<'static, Result<Option<Leader>>> {
         if let Err(error) = self.0.client.check_usable() {
@@ -132,8 +208,7 @@ impl Election {
 fn leader_in(state: &LockState, token_base: u64) -> Option<Leader> {
     let holder = state.holders.first()?;
     Some(Leader {
-        note: holder.note.text.as_ref().to_owned(),
-        by: holder.note.by.as_ref().to_owned(),
+        note: holder.note.clone(),
         token: holder.token.map(|token| token.lifted(token_base)),
     })
 }

@@ -1,5 +1,6 @@
 //! One public error, its variants ordered by what the caller does next.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::time::Duration;
 
@@ -111,6 +112,13 @@ impl Error {
     /// Whether the same call may succeed later although nobody changed anything.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Timeout { .. } | Error::Unreachable { retryable: true, .. })
+    }
+}
+
+/// Anything that converts without failing can be given where a conversion may fail.
+impl From<Infallible> for Error {
+    fn from(never: Infallible) -> Self {
+        match never {}
     }
 }
 

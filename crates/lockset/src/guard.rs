@@ -104,7 +104,7 @@ impl Guard {
     /// use std::time::Duration;
     /// use lockset::{LossReason, LockOptions};
     /// let short = LockOptions::default().ttl(Duration::from_millis(100)).no_renewal();
-    /// let guard = locks.mutex("m")?.with(short)?.lock().await?;
+    /// let guard = locks.mutex("m")?.with(short).lock().await?;
     /// assert_eq!(guard.lost().await, LossReason::MaxHold);
     /// # Ok(()) }
     /// ```

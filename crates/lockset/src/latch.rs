@@ -56,6 +56,11 @@ impl Latch {
         Ok(Self { cell: SharedCell::new(client, name)?, count, unsure: Arc::default() })
     }
 
+    /// The name of the latch.
+    pub fn name(&self) -> &Name {
+        &self.cell.name
+    }
+
     /// Counts down by one and returns what remains. An open latch stays open.
     ///
     /// A request that is not answered is repeated for five seconds, and counts once.

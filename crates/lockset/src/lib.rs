@@ -1,31 +1,85 @@
-//! Distributed locks with one set of verbs on every engine.
+//! Distributed locks with the same API on every engine.
 //!
-//! Every grant carries a fencing [`Token`]; every [`Guard`] knows until when it may be trusted and
-//! says so before anyone else can hold the lock; a release wakes one waiter, without polling.
+//! Every grant carries a fencing [`Token`]. Every [`Guard`] knows until when it can be trusted, and
+//! reports a loss before another client can be granted the lock. A release wakes one waiter,
+//! without polling.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> lockset::Result<()> {
+//! use std::time::Duration;
 //! use lockset::Lockset;
 //!
-//! let locks = Lockset::connect("memory:").await?;   // or "local:", see `Lockset::connect`
-//! let guard = locks.mutex("orders/42")?.lock().await?;
-//! guard.run(async { /* the work, cancelled if the lock is lost */ }).await?;
-//! guard.release().await?;
-//! # Ok(()) }
+//! let locks = Lockset::connect("memory:").await?; // or "redis://127.0.0.1:6379", see below
+//! let order = locks.mutex(["orders", "42"])?;
+//! order
+//!     .within(Duration::from_secs(2))
+//!     .run(async |held| {
+//!         // Cancelled if the lock is lost. Send `held.token()` with every write.
+//!         Ok::<_, lockset::Error>(())
+//!     })
+//!     .await?;
+//! locks.close().await
+//! # }
 //! ```
 //!
-//! # The way of one acquisition
-//! `connect` picked the engine → [`Lockset::mutex`] parses the name once → [`Mutex::lock`] makes a
-//! claim → `acquire` passes the in-process gate, opens the span and owns the outcome → the
-//! [engine](engine::Engine) grants, or queues and is woken → [`Guard`] and keeper renew and watch
-//! the deadline → [`Guard::release`] gives it back, and the engine admits the next.
+//! | to | use |
+//! |---|---|
+//! | work under a lock | [`Mutex::run`], [`Mutex::within`]; or [`Mutex::lock`] and a [`Guard`] |
+//! | let readers share | [`Lockset::rwlock`] |
+//! | limit how many work at once | [`Lockset::semaphore`] |
+//! | have one leader | [`Election::lead`] |
+//! | wait for each other | [`Lockset::latch`], [`Lockset::barrier`] |
+//! | take several locks, all or none | [`all`] |
+//! | pass a lock to another process | [`Guard::detach`], [`Lockset::attach`] |
+//! | see and break locks | [`Lockset::inspect`], [`list`](Lockset::list), [`watch`](Lockset::watch), [`force_release`](Lockset::force_release) |
+//!
+//! # Engines
+//! [`Lockset::connect`] takes a URL. [`Builder`] sets what a URL does not say.
+//!
+//! | URL | feature | locks live in | options of the URL |
+//! |---|---|---|---|
+//! | `memory:`, `memory:LABEL` | always there | this process; clients of one label share them | |
+//! | `local:`, `local:/path/file.db` | `local` | a file of this machine (SQLite) | `mode=` |
+//! | `redis://[user:password@]host[:port][/db]` | `redis` | one Redis or Valkey server | `prefix=`, `replicas=`, `fence_idle=`, `first_lease=`, `courtesy=` |
+//! | `redis+sentinel://host,…/service` | `redis` | the master that the sentinels name | as `redis:`, and `sentinel_login=` |
+//! | `redis+cluster://host,…` | `redis` | a Redis cluster | as `redis:` |
+//! | `redlock://host,host,host` | `redis` | a majority of independent Redis servers | `prefix=`, `max_ttl=`, `node_timeout=` |
+//! | `etcd://[user:password@]host,…[/prefix]` | `etcd` | an etcd cluster | `names=` |
+//! | `zk://[user:password@]host,…[/chroot]` | `zookeeper` | a ZooKeeper ensemble | `layout=`, `names=` |
+//!
+//! With TLS: `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `redlocks://`, `etcds://`,
+//! `zks://`, with the options `ca=`, `cert=` and `key=` (PEM files). Every URL knows `token_base=`,
+//! which is added to every token. The pages in `docs/` of the repository describe the options.
+//!
+//! # Features
+//! `local`, `redis`, `etcd` and `zookeeper` add an engine each. `blocking` adds the same API for
+//! code without an async runtime. None of them changes what is already there.
 //!
 //! # Runtime
-//! The async front needs a tokio runtime with time and I/O enabled. Renewals run on a thread of
-//! their own, so code that blocks a worker does not cost a lock. Without a runtime, use
+//! The async API needs a tokio runtime with time and I/O enabled. Renewals run on a thread of their
+//! own, so code that blocks a worker thread does not cost a lock. Without a runtime, use
 #![cfg_attr(feature = "blocking", doc = "[`blocking`].")]
 #![cfg_attr(not(feature = "blocking"), doc = "the `blocking` feature.")]
+//!
+//! # Testing
+//! [`testing`] is the way to test a service that uses locks: a lock server inside the test, on
+//! virtual time, with faults to inject.
+//!
+//! # Guarantees
+//! * **Exclusive**: one holder at a time, or readers together, or at most `limit` permits.
+//! * **No deadlock by a crash**: the lock of a crashed holder is free when its lease ends, or at
+//!   once where the engine sees the death.
+//! * **Fenced**: tokens strictly grow per name, over all grants.
+//! * **Honest about loss**: a guard is never [`State::Held`] after the moment until which the
+//!   engine promised the lock, whatever the network does.
+//! * **In order**: waiters of one process are served first come first served, and processes take
+//!   turns.
+//! * **Cancel safe**: dropping a pending `lock()` leaves neither a lock nor a queue entry.
+//!
+//! What no lock can promise: a process may be paused between the check and the action. Send the
+//! token with every write, and let the resource reject older ones. `GUARANTEES.md` of the
+//! repository says what each promise means on each engine and what it does not cover.
 //!
 //! # Observing
 //! `tracing`: the span `lockset.acquire` (name, engine, mode, note), events for grants, releases,
@@ -58,11 +112,13 @@ mod mutex;
 mod name;
 mod options;
 mod report;
+mod run;
 mod rwlock;
 mod semaphore;
 mod sync;
 #[cfg_attr(not(feature = "metrics"), path = "telemetry/off.rs")]
 mod telemetry;
+pub mod testing;
 mod ticket;
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 mod tls;
@@ -82,6 +138,7 @@ pub use multi::{All, Guards, Lockable, all};
 pub use mutex::Mutex;
 pub use name::{Name, Note, Prefix};
 pub use options::LockOptions;
+pub use run::{RunError, Within};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use ticket::{Lease, Ticket};

@@ -18,7 +18,6 @@ use crate::keeper::Keeper;
 use crate::latch::Latch;
 use crate::mutex::Mutex;
 use crate::name::{Name, Prefix};
-use crate::options::LockOptions;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::ticket::{Lease, Ticket};
@@ -71,7 +70,7 @@ impl Lockset {
     ///
     /// # Errors
     /// [`Error::Invalid`] if `outer` is not a name.
-    pub fn namespace(&self, outer: &str) -> Result<Self> {
+    pub fn namespace(&self, outer: impl TryInto<Name, Error: Into<Error>>) -> Result<Self> {
         Ok(Self { namespace: Some(self.name(outer)?), ..self.clone() })
     }
 
@@ -95,7 +94,7 @@ impl Lockset {
     ///
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`].
-    pub fn mutex(&self, name: &str) -> Result<Mutex> {
+    pub fn mutex(&self, name: impl TryInto<Name, Error: Into<Error>>) -> Result<Mutex> {
         self.request(name, Mode::Exclusive, true).map(Mutex::new)
     }
 
@@ -103,7 +102,7 @@ impl Lockset {
     ///
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`].
-    pub fn rwlock(&self, name: &str) -> Result<RwLock> {
+    pub fn rwlock(&self, name: impl TryInto<Name, Error: Into<Error>>) -> Result<RwLock> {
         self.request(name, Mode::Exclusive, false).map(RwLock::new)
     }
 
@@ -111,7 +110,11 @@ impl Lockset {
     ///
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`] or `limit` is zero.
-    pub fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
+    pub fn semaphore(
+        &self,
+        name: impl TryInto<Name, Error: Into<Error>>,
+        limit: u32,
+    ) -> Result<Semaphore> {
         if limit == 0 {
             return Err(Error::invalid("limit", "0", "a semaphore has at least one permit"));
         }
@@ -122,7 +125,7 @@ impl Lockset {
     ///
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`].
-    pub fn election(&self, name: &str) -> Result<Election> {
+    pub fn election(&self, name: impl TryInto<Name, Error: Into<Error>>) -> Result<Election> {
         self.request(name, Mode::Exclusive, true).map(Election::new)
     }
 
@@ -131,7 +134,7 @@ impl Lockset {
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`] or `count` is zero or above
     /// [`Latch::MAX_COUNT`]; [`Error::Unsupported`] if the engine has no cells.
-    pub fn latch(&self, name: &str, count: u32) -> Result<Latch> {
+    pub fn latch(&self, name: impl TryInto<Name, Error: Into<Error>>, count: u32) -> Result<Latch> {
         Latch::new(self.client.clone(), self.name(name)?, count)
     }
 
@@ -139,7 +142,11 @@ impl Lockset {
     ///
     /// # Errors
     /// As for [`latch`](Lockset::latch).
-    pub fn barrier(&self, name: &str, parties: u32) -> Result<Barrier> {
+    pub fn barrier(
+        &self,
+        name: impl TryInto<Name, Error: Into<Error>>,
+        parties: u32,
+    ) -> Result<Barrier> {
         Barrier::new(self.client.clone(), self.name(name)?, parties)
     }
 
@@ -151,8 +158,8 @@ impl Lockset {
     /// # async fn main() -> lockset::Result<()> {
     /// # let locks = lockset::Lockset::connect("memory:").await?;
     /// use lockset::{LockOptions, Ticket};
-    /// let terms = LockOptions::default().detachable();
-    /// let ticket = locks.mutex("release")?.with(terms)?.lock().await?.detach().await?;
+    /// let options = LockOptions::default().detachable();
+    /// let ticket = locks.mutex("release")?.with(options).lock().await?.detach().await?;
     ///
     /// let written = ticket.to_string(); // a file, an environment variable, a queue …
     /// let guard = locks.attach(&written.parse::<Ticket>()?).await?;
@@ -181,8 +188,8 @@ impl Lockset {
     /// # async fn main() -> lockset::Result<()> {
     /// # let locks = lockset::Lockset::connect("memory:").await?;
     /// # use lockset::LockOptions;
-    /// let terms = LockOptions::default().detachable();
-    /// let ticket = locks.mutex("release")?.with(terms)?.lock().await?.detach().await?;
+    /// let options = LockOptions::default().detachable();
+    /// let ticket = locks.mutex("release")?.with(options).lock().await?.detach().await?;
     /// let lease = locks.renew(&ticket).await?;
     /// assert!(lease.valid_for.as_secs() > 20);
     /// let guard = locks.attach(&ticket).await?;
@@ -217,7 +224,7 @@ impl Lockset {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn inspect(&self, name: &str) -> Result<LockState> {
+    pub async fn inspect(&self, name: impl TryInto<Name, Error: Into<Error>>) -> Result<LockState> {
         let name = self.name(name)?;
         self.client.check_usable()?;
         Ok(self.client.shown_state(self.client.engine.inspect(&name).await?))
@@ -273,7 +280,10 @@ impl Lockset {
     ///
     /// # Errors
     /// [`Error::Invalid`] if `name` is not a [`Name`]. Later errors come in the stream.
-    pub fn watch_name(&self, name: &str) -> Result<BoxStream<'static, Result<LockState>>> {
+    pub fn watch_name(
+        &self,
+        name: impl TryInto<Name, Error: Into<Error>>,
+    ) -> Result<BoxStream<'static, Result<LockState>>> {
         self.client.check_usable()?;
         Ok(self.client.watch(Scope::Name(self.name(name)?)))
     }
@@ -298,7 +308,11 @@ impl Lockset {
     ///
     /// # Cancel safety
     /// May be cancelled and repeated.
-    pub async fn force_release(&self, name: &str, how: Break) -> Result<Vec<Holder>> {
+    pub async fn force_release(
+        &self,
+        name: impl TryInto<Name, Error: Into<Error>>,
+        how: Break,
+    ) -> Result<Vec<Holder>> {
         let name = self.name(name)?;
         self.client.check_usable()?;
         let broken = self.client.engine.force_release(&name, how).await?;
@@ -329,15 +343,18 @@ impl Lockset {
         &self.client
     }
 
-    fn request(&self, name: &str, mode: Mode, gated: bool) -> Result<LockRequest> {
-        let client = self.client.clone();
-        let options = LockOptions::default().resolve(&client.capabilities, client.settings.ttl)?;
-        let (name, gate) = (self.name(name)?, self.gate.clone());
-        Ok(LockRequest { client, gate, name, mode, options, gated })
+    fn request(
+        &self,
+        name: impl TryInto<Name, Error: Into<Error>>,
+        mode: Mode,
+        gated: bool,
+    ) -> Result<LockRequest> {
+        let (client, gate) = (self.client.clone(), self.gate.clone());
+        Ok(LockRequest::new(client, gate, self.name(name)?, mode, gated))
     }
 
-    fn name(&self, text: &str) -> Result<Name> {
-        let name: Name = text.parse()?;
+    fn name(&self, name: impl TryInto<Name, Error: Into<Error>>) -> Result<Name> {
+        let name = name.try_into().map_err(Into::into)?;
         match &self.namespace {
             None => Ok(name),
             Some(outer) => name.below(outer),

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 
+#[cfg(feature = "blocking")]
+use crate::acquire::acquire_patiently;
 use crate::acquire::{LockRequest, acquire, timed_out};
 use crate::engine::Wait;
 use crate::error::{Error, LossReason, Result};
@@ -11,12 +13,44 @@ use crate::guard::Guard;
 use crate::hold::State;
 use crate::mutex::Mutex;
 use crate::name::Name;
+use crate::run::{RunError, Within, run};
 use crate::token::Token;
 
-/// A lock that can be one of several: a [`Mutex`], a side of an [`RwLock`](crate::RwLock), some
-/// permits of a [`Semaphore`](crate::Semaphore).
+/// A lock and how it is taken: a [`Mutex`], a side of an [`RwLock`](crate::RwLock), some permits of
+/// a [`Semaphore`](crate::Semaphore). For [`all`], and to [`run`](Lockable::run) work under it.
 #[derive(Clone, Debug)]
 pub struct Lockable(pub(crate) LockRequest);
+
+impl Lockable {
+    /// The name of the lock.
+    pub fn name(&self) -> &Name {
+        &self.0.name
+    }
+
+    /// Locks, runs `work` and releases; see [`Mutex::run`].
+    ///
+    /// # Errors
+    /// See [`RunError`].
+    ///
+    /// # Cancel safety
+    /// If cancelled, the work is dropped, and the lock is released in the background.
+    pub async fn run<T, E, F>(&self, work: F) -> Result<T, RunError<E>>
+    where
+        F: AsyncFnOnce(&Guard) -> Result<T, E>,
+    {
+        run(&self.0, work).await
+    }
+
+    /// This lock with a limit on the wait, for [`run`](Within::run).
+    pub fn within(&self, limit: Duration) -> Within {
+        Within::new(&self.0, limit)
+    }
+
+    #[cfg(feature = "blocking")]
+    pub(crate) async fn lock(&self) -> Result<Guard> {
+        acquire_patiently(&self.0).await
+    }
+}
 
 impl From<Mutex> for Lockable {
     fn from(mutex: Mutex) -> Self {

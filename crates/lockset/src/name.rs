@@ -1,7 +1,7 @@
 //! Lock names, prefixes of names, and notes: text that travels to an engine, checked once.
 
 use std::cmp::Ordering;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
@@ -15,14 +15,24 @@ use crate::sync;
 
 /// The name of a lock: UTF-8 of 1 to 255 bytes, segments separated by `/`.
 ///
-/// Refused are control characters, empty segments (so no leading, trailing or double slash), the
-/// segments `.` and `..`, and spaces at either end. Two different names are always two different
-/// locks: names are compared byte by byte, nothing is folded or normalised.
+/// Control characters, empty segments (so no leading, trailing or double slash), the segments `.`
+/// and `..`, and white space at either end are rejected. Two different names are always two
+/// different locks: names are compared byte by byte, nothing is folded or normalised.
+///
+/// A text is taken as it is, with its slashes. An array, slice or vector of texts is a list of
+/// segments, each of which is escaped, so that a segment from outside the program cannot add
+/// another one: in a segment the bytes of `/`, `%`, control characters and white space at either
+/// end, and the dots of `.` and `..`, are written as `%` and two hexadecimal digits. Different
+/// lists are different names. An empty segment is rejected.
 ///
 /// ```
 /// use lockset::Name;
 /// let name: Name = "orders/42".parse()?;
 /// assert!("orders/../42".parse::<Name>().is_err());
+///
+/// let customer = "7/../8"; // user input
+/// assert_eq!(Name::try_from(["orders", customer])?.as_str(), "orders/7%2F..%2F8");
+/// assert_eq!(Name::try_from(["orders", "42"])?, name);
 /// # Ok::<(), lockset::Error>(())
 /// ```
 #[derive(Clone, Serialize, Deserialize)]
@@ -41,6 +51,22 @@ impl Name {
         &self.text
     }
 
+    /// The name made of these segments; see [`Name`].
+    fn from_segments<S: AsRef<str>>(segments: &[S]) -> Result<Self> {
+        let mut text = String::new();
+        for (index, segment) in segments.iter().enumerate() {
+            if segment.as_ref().is_empty() {
+                let why = format!("segment {} is empty", index + 1);
+                return Err(Error::invalid("lock name", &text, why));
+            }
+            if index > 0 {
+                text.push('/');
+            }
+            escape(segment.as_ref(), &mut text);
+        }
+        text.parse()
+    }
+
     /// This name below the namespace `outer`: `outer/self`.
     pub(crate) fn below(&self, outer: &Name) -> Result<Name> {
         format!("{outer}/{self}").parse()
@@ -54,6 +80,25 @@ impl FromStr for Name {
         match name_fault(text) {
             None => Ok(Self { text: text.into(), hash: hash_of(text) }),
             Some(why) => Err(Error::invalid("lock name", text, why)),
+        }
+    }
+}
+
+/// Writes `segment` so that it is one segment of a name, and no other segment is written the same.
+fn escape(segment: &str, text: &mut String) {
+    let start = segment.len() - segment.trim_start().len();
+    let end = segment.trim_end().len();
+    let all_dots = matches!(segment, "." | "..");
+    for (at, c) in segment.char_indices() {
+        let at_an_end = at < start || at >= end;
+        if at_an_end || all_dots || matches!(c, '/' | '%') || c.is_control() {
+            let mut bytes = [0; 4];
+            for byte in c.encode_utf8(&mut bytes).bytes() {
+                // Writing to a string cannot fail.
+                let _ = write!(text, "%{byte:02X}");
+            }
+        } else {
+            text.push(c);
         }
     }
 }
@@ -98,6 +143,58 @@ impl TryFrom<&str> for Name {
 
     fn try_from(text: &str) -> Result<Self> {
         text.parse()
+    }
+}
+
+impl TryFrom<&String> for Name {
+    type Error = Error;
+
+    fn try_from(text: &String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<&Name> for Name {
+    fn from(name: &Name) -> Self {
+        name.clone()
+    }
+}
+
+impl<S: AsRef<str>> TryFrom<&[S]> for Name {
+    type Error = Error;
+
+    fn try_from(segments: &[S]) -> Result<Self> {
+        Self::from_segments(segments)
+    }
+}
+
+impl<S: AsRef<str>, const N: usize> TryFrom<[S; N]> for Name {
+    type Error = Error;
+
+    fn try_from(segments: [S; N]) -> Result<Self> {
+        Self::from_segments(&segments)
+    }
+}
+
+impl<S: AsRef<str>, const N: usize> TryFrom<&[S; N]> for Name {
+    type Error = Error;
+
+    fn try_from(segments: &[S; N]) -> Result<Self> {
+        Self::from_segments(segments)
+    }
+}
+
+impl<S: AsRef<str>> TryFrom<Vec<S>> for Name {
+    type Error = Error;
+
+    fn try_from(segments: Vec<S>) -> Result<Self> {
+        Self::from_segments(&segments)
+    }
+}
+
+impl AsRef<str> for Name {
+    fn as_ref(&self) -> &str {
+        self.as_str()
     }
 }
 
@@ -266,6 +363,34 @@ mod tests {
         for text in ["a", "jobs/42", "größe", "a b", "...", "{tag}:x", &"y".repeat(255)] {
             assert_eq!(text.parse::<Name>().unwrap().as_str(), text);
         }
+    }
+
+    #[test]
+    fn a_segment_cannot_add_another_one() {
+        for (segments, text) in [
+            (&["orders", "42"][..], "orders/42"),
+            (&["orders", "4/2"], "orders/4%2F2"),
+            (&["a%2Fb"], "a%252Fb"),
+            (&["..", "."], "%2E%2E/%2E"),
+            (&["...", "a.b"], ".../a.b"),
+            (&[" a b "], "%20a b%20"),
+            (&["  "], "%20%20"),
+            (&["x\u{2003}"], "x%E2%80%83"),
+            (&["a\nb", "größe"], "a%0Ab/größe"),
+        ] {
+            let name = Name::try_from(segments).unwrap();
+            assert_eq!(name.as_str(), text, "{segments:?}");
+            assert_eq!(Name::try_from(segments.to_vec()).unwrap(), name);
+        }
+    }
+
+    #[test]
+    fn no_segments_and_empty_segments_are_refused() {
+        let none: [&str; 0] = [];
+        assert!(Name::try_from(none).unwrap_err().to_string().contains("empty"));
+        let error = Name::try_from(["orders", ""]).unwrap_err().to_string();
+        assert!(error.contains("segment 2 is empty"), "{error}");
+        assert!(Name::try_from(["x".repeat(300)]).is_err());
     }
 
     #[test]

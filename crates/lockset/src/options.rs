@@ -18,8 +18,8 @@ use crate::name::Note;
 /// use lockset::{Lockset, LockOptions};
 ///
 /// let locks = Lockset::connect("memory:").await?;
-/// let terms = LockOptions::default().ttl(Duration::from_secs(10)).note("nightly backup");
-/// let guard = locks.mutex("backup")?.with(terms)?.lock().await?;
+/// let options = LockOptions::default().ttl(Duration::from_secs(10)).note("nightly backup");
+/// let guard = locks.mutex("backup")?.with(options).lock().await?;
 /// # guard.release().await }
 /// ```
 #[derive(Clone, Debug, Default)]

@@ -6,6 +6,7 @@ use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
 use crate::engine::{Mode, Wait};
 use crate::error::Result;
 use crate::guard::Guard;
+use crate::name::Name;
 use crate::options::LockOptions;
 
 /// Many readers or one writer, in the order they came: readers that come after a waiting writer
@@ -39,17 +40,19 @@ pub struct RwLock {
 
 impl RwLock {
     pub(crate) fn new(write: LockRequest) -> Self {
-        Self { read: LockRequest { mode: Mode::Shared, ..write.clone() }, write }
+        Self { read: write.in_mode(Mode::Shared), write }
     }
 
-    /// The same lock on these terms.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if the engine cannot keep them.
-    pub fn with(mut self, options: LockOptions) -> Result<Self> {
-        self.write.set_options(&options)?;
-        self.read.options = self.write.options.clone();
-        Ok(self)
+    /// The same lock with these options. Locking fails if the engine cannot keep them.
+    pub fn with(mut self, options: LockOptions) -> Self {
+        self.read.set_options(options.clone());
+        self.write.set_options(options);
+        self
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &Name {
+        &self.write.name
     }
 
     /// Waits until the lock is granted for reading, as long as it takes.
@@ -82,8 +85,8 @@ impl RwLock {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn read_within(&self, patience: Duration) -> Result<Guard> {
-        acquire_within(&self.read, patience).await
+    pub async fn read_within(&self, limit: Duration) -> Result<Guard> {
+        acquire_within(&self.read, limit).await
     }
 
     /// Waits until the lock is granted for writing, as long as it takes.
@@ -115,16 +118,25 @@ impl RwLock {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn write_within(&self, patience: Duration) -> Result<Guard> {
-        acquire_within(&self.write, patience).await
+    pub async fn write_within(&self, limit: Duration) -> Result<Guard> {
+        acquire_within(&self.write, limit).await
     }
 
-    /// The read side, for [`all`](crate::all).
+    /// The read side, for [`run`](crate::Lockable::run) and [`all`](crate::all).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockset::Result<()> {
+    /// # let locks = lockset::Lockset::connect("memory:").await?;
+    /// let catalogue = locks.rwlock("catalogue")?;
+    /// let items = catalogue.reader().run(async |_| Ok::<_, lockset::Error>(7)).await?;
+    /// # assert_eq!(items, 7); Ok(()) }
+    /// ```
     pub fn reader(&self) -> crate::Lockable {
         crate::Lockable(self.read.clone())
     }
 
-    /// The write side, for [`all`](crate::all).
+    /// The write side, for [`run`](crate::Lockable::run) and [`all`](crate::all).
     pub fn writer(&self) -> crate::Lockable {
         crate::Lockable(self.write.clone())
     }

@@ -135,7 +135,7 @@ mod tests {
 
     async fn ticket(locks: &Lockset) -> Ticket {
         let options = LockOptions::default().ttl(Duration::from_secs(5)).detachable();
-        let mutex = locks.mutex("m").unwrap().with(options).unwrap();
+        let mutex = locks.mutex("m").unwrap().with(options);
         mutex.lock().await.unwrap().detach().await.unwrap()
     }
 

@@ -18,8 +18,7 @@ fn assert_short(what: &dyn Debug, tells: &str) {
 async fn is_short_on(url: &str) {
     let locks = Lockset::connect(url).await.unwrap();
     assert_short(&locks, locks.engine());
-    let mutex =
-        locks.mutex("orders/42").unwrap().with(LockOptions::default().detachable()).unwrap();
+    let mutex = locks.mutex("orders/42").unwrap().with(LockOptions::default().detachable());
     let rwlock = locks.rwlock("orders/43").unwrap();
     let semaphore = locks.semaphore("orders/44", 3).unwrap();
     assert_short(&mutex, "orders/42");

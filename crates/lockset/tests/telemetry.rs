@@ -41,7 +41,7 @@ fn waiting_holding_renewing_losing_and_releasing_are_reported() {
         let named = Lockset::builder("memory:").label_names(true).connect().await.unwrap();
         named.mutex("labelled").unwrap().lock().await.unwrap().release().await.unwrap();
         let options = LockOptions::default().ttl(Duration::from_millis(200)).note("seen");
-        let mutex = locks.mutex("jobs/42").unwrap().with(options).unwrap();
+        let mutex = locks.mutex("jobs/42").unwrap().with(options);
         let guard = mutex.lock().await.unwrap();
         assert!(mutex.lock_within(Duration::from_millis(300)).await.is_err());
         guard.release().await.unwrap();

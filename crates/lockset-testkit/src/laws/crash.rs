@@ -57,11 +57,11 @@ pub async fn permits_of_a_crashed_process_come_back(stage: &dyn Stage) {
     let crash = Crash::waiting(stage, "licences", mode).await;
     let granted = await_lock_state(&locks, "licences", |state| state.holders.len() == 1);
     expect_ready("two permits are out", granted).await;
-    let semaphore = locks.semaphore("licences", 3).unwrap().with(options(stage)).unwrap();
-    assert!(semaphore.try_acquire(2).await.unwrap().is_none(), "one permit is left");
-    assert!(semaphore.try_acquire(1).await.unwrap().is_some(), "one permit is left");
+    let semaphore = locks.semaphore("licences", 3).unwrap().with(options(stage));
+    assert!(semaphore.try_acquire_many(2).await.unwrap().is_none(), "one permit is left");
+    assert!(semaphore.try_acquire().await.unwrap().is_some(), "one permit is left");
     let limit = crash.now(stage).await;
-    let all = within(limit, "the permits come back", semaphore.acquire(3)).await.unwrap();
+    let all = within(limit, "the permits come back", semaphore.acquire_many(3)).await.unwrap();
     all.release().await.unwrap();
 }
 

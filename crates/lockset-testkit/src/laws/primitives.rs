@@ -88,21 +88,21 @@ pub async fn an_election_shows_its_leader(stage: &dyn Stage) {
     let (ours, theirs, contenders) =
         (stage.client().await, stage.client().await, stage.client().await);
     let election = |locks: &lockset::Lockset, word: &str| {
-        locks.election("chair").unwrap().with(options(stage).note(word)).unwrap()
+        locks.election("chair").unwrap().with(options(stage).note(word))
     };
     let watching = election(&contenders, "");
     assert_eq!(watching.leader().await.unwrap(), None);
     let mut leaders = watching.observe();
     let mut changes = async || {
         let change = soon(stage, "a change is seen", leaders.next()).await;
-        change.expect("observing does not end").unwrap().map(|leader| leader.note)
+        change.expect("observing does not end").unwrap().map(|leader| leader.note.text)
     };
     assert_eq!(changes().await, None);
 
     let term = soon(stage, "it leads", election(&ours, "first").campaign()).await.unwrap();
     assert_eq!(changes().await.as_deref(), Some("first"));
     let leader = watching.leader().await.unwrap().expect("there is a leader");
-    assert_eq!((leader.note.as_str(), leader.token), ("first", Some(term.token())));
+    assert_eq!((&*leader.note.text, leader.token), ("first", Some(term.token())));
     let follower = election(&theirs, "second");
     assert!(follower.try_campaign().await.unwrap().is_none(), "two leaders");
     let next = tokio::spawn(async move { follower.campaign().await });

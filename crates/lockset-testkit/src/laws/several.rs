@@ -52,9 +52,9 @@ pub async fn opposite_lock_orders_do_not_deadlock(stage: &dyn Stage) {
     for turned in [false, true, false, true] {
         let near = stage.client().await;
         let mut wanted = vec![
-            Lockable::from(near.mutex("x").unwrap().with(options(stage)).unwrap()),
-            Lockable::from(near.mutex("y").unwrap().with(options(stage)).unwrap()),
-            Lockable::from(far.mutex("x").unwrap().with(options(stage)).unwrap()),
+            Lockable::from(near.mutex("x").unwrap().with(options(stage))),
+            Lockable::from(near.mutex("y").unwrap().with(options(stage))),
+            Lockable::from(far.mutex("x").unwrap().with(options(stage))),
         ];
         if turned {
             wanted.reverse();

@@ -93,19 +93,19 @@ pub async fn a_downgrade_lets_readers_in_and_keeps_the_token(stage: &dyn Stage) 
 pub async fn permits_add_up_to_the_limit(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let (here, there) = (semaphore(stage, &ours, 5), semaphore(stage, &theirs, 5));
-    let two = soon(stage, "two of five", here.acquire(2)).await.unwrap();
-    let three = soon(stage, "three of five", there.acquire(3)).await.unwrap();
-    assert!(here.try_acquire(1).await.unwrap().is_none(), "a sixth permit");
+    let two = soon(stage, "two of five", here.acquire_many(2)).await.unwrap();
+    let three = soon(stage, "three of five", there.acquire_many(3)).await.unwrap();
+    assert!(here.try_acquire().await.unwrap().is_none(), "a sixth permit");
     two.release().await.unwrap();
-    assert!(there.try_acquire(3).await.unwrap().is_none(), "a sixth permit");
-    let one = soon(stage, "one came back", here.try_acquire(1)).await.unwrap();
-    let other = soon(stage, "another came back", there.try_acquire(1)).await.unwrap();
+    assert!(there.try_acquire_many(3).await.unwrap().is_none(), "a sixth permit");
+    let one = soon(stage, "one came back", here.try_acquire()).await.unwrap();
+    let other = soon(stage, "another came back", there.try_acquire()).await.unwrap();
     assert!(one.is_some() && other.is_some(), "two came back");
-    assert!(here.try_acquire(1).await.unwrap().is_none(), "a sixth permit");
+    assert!(here.try_acquire().await.unwrap().is_none(), "a sixth permit");
     three.release().await.unwrap();
     drop((one, other));
-    let all = soon(stage, "all came back", here.acquire(5)).await.unwrap();
-    assert!(matches!(here.acquire(6).await, Err(Error::Invalid { .. })), "more than there are");
+    let all = soon(stage, "all came back", here.acquire_many(5)).await.unwrap();
+    assert!(matches!(here.acquire_many(6).await, Err(Error::Invalid { .. })), "more than there are");
     all.release().await.unwrap();
 }
 
@@ -113,19 +113,19 @@ pub async fn permits_add_up_to_the_limit(stage: &dyn Stage) {
 pub async fn permits_are_served_in_strict_order(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
     let (here, there) = (semaphore(stage, &ours, 3), semaphore(stage, &theirs, 3));
-    let mut out = vec![here.acquire(1).await.unwrap(), here.acquire(1).await.unwrap()];
+    let mut out = vec![here.acquire().await.unwrap(), here.acquire().await.unwrap()];
     let (tell, mut served) = unbounded_channel();
     for (index, take) in [3, 1, 2].into_iter().enumerate() {
         let (there, tell) = (there.clone(), tell.clone());
         tokio::spawn(async move {
-            let guard = there.acquire(take).await.unwrap();
+            let guard = there.acquire_many(take).await.unwrap();
             // If nobody listens any more, the law is over.
             let _ = tell.send((take, guard));
         });
         let queued = await_lock_state(&ours, "pool", |state| state.waiters.len() == index + 1);
         expect_ready("they queue", queued).await;
     }
-    assert!(here.try_acquire(1).await.unwrap().is_none(), "one passed the queue");
+    assert!(here.try_acquire().await.unwrap().is_none(), "one passed the queue");
     while let Some(guard) = out.pop() {
         not_within(handoff_limit(stage), "a small one passed the great one", served.recv()).await;
         guard.release().await.unwrap();
@@ -148,16 +148,16 @@ pub async fn any_returned_permit_admits_the_waiter(stage: &dyn Stage) {
     for leaver in 0..3 {
         let mut out = Vec::new();
         for pool in [&here, &there, &here] {
-            out.push(expect_ready("a free permit", pool.acquire(1)).await.unwrap());
+            out.push(expect_ready("a free permit", pool.acquire()).await.unwrap());
         }
         let pool = there.clone();
-        let waiting = tokio::spawn(async move { pool.acquire(1).await.unwrap() });
+        let waiting = tokio::spawn(async move { pool.acquire().await.unwrap() });
         let queued = await_lock_state(&ours, "pool", |state| state.waiters.len() == 1);
         expect_ready("somebody waits", queued).await;
         out.remove(leaver).release().await.unwrap();
         let what = format!("the waiter is served when number {leaver} of 3 leaves");
         out.push(soon(stage, &what, waiting).await.unwrap());
-        assert!(here.try_acquire(1).await.unwrap().is_none(), "a fourth permit");
+        assert!(here.try_acquire().await.unwrap().is_none(), "a fourth permit");
         for guard in out {
             guard.confirm().await.expect("the others keep their permits");
             assert_eq!(guard.state(), State::Held);
@@ -169,8 +169,8 @@ pub async fn any_returned_permit_admits_the_waiter(stage: &dyn Stage) {
 /// A name in use as one primitive cannot be used as another.
 pub async fn a_name_has_one_use_at_a_time(stage: &dyn Stage) {
     let (ours, theirs) = (stage.client().await, stage.client().await);
-    let permit = semaphore(stage, &ours, 3).acquire(1).await.unwrap();
-    let other_limit = semaphore(stage, &theirs, 2).try_acquire(1).await;
+    let permit = semaphore(stage, &ours, 3).acquire().await.unwrap();
+    let other_limit = semaphore(stage, &theirs, 2).try_acquire().await;
     assert!(matches!(other_limit, Err(Error::Conflict { .. })), "two limits: {other_limit:?}");
     let mutex = LockKind::Mutex.new_lock(&theirs, "pool", options(stage));
     for attempt in [mutex.try_lock().await, mutex.lock_within(stage.ttl()).await.map(Some)] {
@@ -178,7 +178,7 @@ pub async fn a_name_has_one_use_at_a_time(stage: &dyn Stage) {
     }
     permit.release().await.unwrap();
     let guard = soon(stage, "it is free for another use", mutex.lock()).await.unwrap();
-    let permit = soon(stage, "an answer", semaphore(stage, &ours, 3).acquire(1)).await;
+    let permit = soon(stage, "an answer", semaphore(stage, &ours, 3).acquire()).await;
     assert!(matches!(permit, Err(Error::Conflict { .. })), "as a semaphore: {permit:?}");
     guard.release().await.unwrap();
 }
@@ -195,7 +195,7 @@ pub async fn an_unsupported_mode_is_refused_at_once(stage: &dyn Stage) {
     }
     if !can.permits {
         missing.push(Mode::Permits { take: 1, limit: 1 });
-        let permit = soon(stage, "an answer", semaphore(stage, &locks, 1).acquire(1)).await;
+        let permit = soon(stage, "an answer", semaphore(stage, &locks, 1).acquire()).await;
         assert!(matches!(permit, Err(Error::Unsupported { .. })), "{permit:?}");
     }
     assert!(!missing.is_empty(), "this engine has all modes");
@@ -207,9 +207,9 @@ pub async fn an_unsupported_mode_is_refused_at_once(stage: &dyn Stage) {
 }
 
 fn rwlock(stage: &dyn Stage, locks: &Lockset) -> RwLock {
-    locks.rwlock("book").unwrap().with(options(stage)).unwrap()
+    locks.rwlock("book").unwrap().with(options(stage))
 }
 
 fn semaphore(stage: &dyn Stage, locks: &Lockset, limit: u32) -> Semaphore {
-    locks.semaphore("pool", limit).unwrap().with(options(stage)).unwrap()
+    locks.semaphore("pool", limit).unwrap().with(options(stage))
 }

@@ -88,7 +88,7 @@ fn client(world: &World, held: Option<&Arc<HeldRaise>>) -> Client {
 }
 
 fn lock(client: &Client) -> Lock {
-    client.locks.mutex("a").unwrap().with(LockOptions::default().ttl(TTL)).unwrap()
+    client.locks.mutex("a").unwrap().with(LockOptions::default().ttl(TTL))
 }
 
 fn record_acquisition(world: &World, guard: &Guard, asked: Moment) {

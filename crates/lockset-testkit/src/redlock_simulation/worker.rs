@@ -34,7 +34,7 @@ impl Worker {
             let name = self.world.names[self.random.random_range(0..self.world.names.len())];
             let options = LockOptions::default().ttl(self.world.ttl);
             let options = if self.random.random_bool(0.2) { options.no_renewal() } else { options };
-            let lock = self.client.locks.mutex(name).unwrap().with(options).unwrap();
+            let lock = self.client.locks.mutex(name).unwrap().with(options);
             let asked = self.world.clock.now();
             match self.acquire(&lock).await {
                 Some(guard) => self.hold(guard, asked).await,
