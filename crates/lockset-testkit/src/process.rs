@@ -115,7 +115,8 @@ impl Process {
         Self::spawn(Command::new(actor).arg(url).args(["--ttl-ms", &ttl.as_millis().to_string()]))
     }
 
-    fn spawn(actor: &mut Command) -> Self {
+    /// Starts a client process by any command. The process has to call [`serve_stdio`].
+    pub fn spawn(actor: &mut Command) -> Self {
         let mut child = actor
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -245,6 +246,26 @@ pub enum StateSource {
     Guard,
     /// From the last reply of the backend: the mistake that a guard must not make.
     Stale,
+}
+
+/// The whole of a client process: connects, then executes the commands that come in on stdin and
+/// writes the replies to stdout.
+pub fn serve_stdio(state_source: StateSource, connect: impl Future<Output = Lockset>) {
+    let (send_command, commands) = unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines() {
+            send_command.send(serde_json::from_str(&line.unwrap()).unwrap()).unwrap();
+        }
+    });
+    let send_reply = |reply| {
+        let mut line = serde_json::to_string(&reply).unwrap();
+        line.push('\n');
+        std::io::stdout().write_all(line.as_bytes()).unwrap();
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        run_actor(connect.await, commands, send_reply, state_source).await;
+    });
 }
 
 /// The main loop of a client process: executes commands until there are no more.
