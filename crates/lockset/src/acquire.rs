@@ -288,16 +288,18 @@ async fn send(
     };
     let _until_held = in_flight;
     match granted {
-        Ok(Admission::Granted(grant)) => match Hold::start(client.clone(), claim, grant, options, pass) {
-            Some(hold) => {
-                undo.disarm();
-                Ok(Admitted::Granted(hold))
+        Ok(Admission::Granted(grant)) => {
+            match Hold::start(client.clone(), claim, grant, options, pass) {
+                Some(hold) => {
+                    undo.disarm();
+                    Ok(Admitted::Granted(hold))
+                }
+                None => {
+                    let what = "the grant was read only after its lease had run out";
+                    Ok(Admitted::Forgotten(unreachable(what.to_owned())))
+                }
             }
-            None => {
-                let what = "the grant was read only after its lease had run out";
-                Ok(Admitted::Forgotten(unreachable(what.to_owned())))
-            }
-        },
+        }
         Ok(Admission::NotInTime) => {
             undo.disarm();
             Ok(Admitted::NotInTime)

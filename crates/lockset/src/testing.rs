@@ -47,8 +47,8 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::engine::memory::Memory;
 use crate::engine::{
-    Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Holder, LockState, Scope,
-    Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Hint, Holder,
+    LockState, Renewal, Scope, Swap, Version, Wait,
 };
 use crate::error::{Error, LossReason, Result};
 use crate::locks::Lockset;
@@ -95,7 +95,7 @@ impl TestServer {
             connection: connection.clone(),
             lapsed: self.lapsed.clone(),
         };
-        Ok((Lockset::with_engine(Arc::new(engine), self.clock.clone())?, connection))
+        Ok((Lockset::with_engine(Arc::new(engine))?, connection))
     }
 
     /// Ends the leases of all holders of `name`, as if they had not been renewed in time. The next
@@ -205,19 +205,23 @@ impl Engine for FaultyEngine {
         self.inner.identity()
     }
 
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    fn clock(&self) -> Clock {
+        self.inner.clock()
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         self.connection.send(self.inner.acquire(claim, wait)).await
     }
 
-    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let renewed = self.connection.send(async { Ok(self.inner.renew(batch).await) }).await;
         let Ok(renewed) = renewed else {
             return batch.iter().map(|_| Err(self.connection.unreachable())).collect();
         };
         let claims = batch.iter().map(|(claim, _)| claim.id);
         let explained = renewed.into_iter().zip(claims).map(|(renewed, claim)| match renewed {
-            Err(Error::Lost { name, reason }) => {
-                Err(Error::Lost { name, reason: Self::reason(&self.lapsed, claim, reason) })
+            Ok(Renewal::Lost(reason)) => {
+                Ok(Renewal::Lost(Self::reason(&self.lapsed, claim, reason)))
             }
             other => other,
         });
@@ -249,13 +253,13 @@ impl Engine for FaultyEngine {
         self.connection.send(self.inner.withdraw(claim)).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
+    fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
         let connection = self.connection.clone();
-        let states = self.inner.watch(scope).then(move |state| {
+        let hints = self.inner.hints(scope).then(move |hint| {
             let connection = connection.clone();
-            async move { connection.reachable().await.and(state) }
+            async move { connection.reachable().await.and(hint) }
         });
-        states.boxed()
+        hints.boxed()
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
