@@ -81,8 +81,8 @@ pub struct RedlockOptions {
     /// How long a node may take to reply when a quorum has replied, before it is excluded. `None`:
     /// a twentieth of the ttl, but at least 200 ms and at most 500 ms.
     pub node_timeout: Option<Duration>,
-    /// The maximum ttl of any lock of this quorum. A node that may have forgotten what it granted is
-    /// not counted for this time.
+    /// The maximum ttl of any lock of this quorum. A node that may have forgotten what it granted
+    /// is not counted for this time.
     pub max_ttl: Duration,
 }
 
@@ -177,8 +177,8 @@ impl Redlock {
             .map(|node| async move { (node, nodes.check_health(node).await) })
             .collect();
         let mut limit = Moment::NEVER;
-        // Once a quorum has replied, the others get the timeout of a node and no more: a frozen node
-        // must not make every new client slow.
+        // Once a quorum has replied, the others get the timeout of a node and no more: a frozen
+        // node must not make every new client slow.
         while let Some(Some((node, checked))) =
             self.core.clock.timeout_at(limit, checks.next()).await
         {

@@ -248,8 +248,8 @@ impl AttemptState {
         })
     }
 
-    /// A node reports that it has taken the lock away, or will not renew it. Returns why the lock as
-    /// a whole is lost, if it is.
+    /// A node reports that it has taken the lock away, or will not renew it. Returns why the lock
+    /// as a whole is lost, if it is.
     pub(super) fn on_lost(
         &mut self,
         node: usize,

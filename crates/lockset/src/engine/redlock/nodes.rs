@@ -248,8 +248,8 @@ impl QuorumNodes {
         Ok(health)
     }
 
-    /// The error of a request with fewer replies than a quorum: which nodes are not counted yet, and
-    /// for how long, or else why a node did not reply.
+    /// The error of a request with fewer replies than a quorum: which nodes are not counted yet,
+    /// and for how long, or else why a node did not reply.
     pub(super) fn too_few_replies(&self, replies: usize, first_error: Option<Error>) -> Error {
         let (all, quorum, now) = (self.all.len(), self.quorum, self.clock.now());
         let mut what = format!("{replies} of {all} nodes answered, {quorum} are needed");

@@ -41,15 +41,13 @@ impl RedlockCore {
         // A node that was asked for the lock and has not replied yet is left to the task that waits
         // for the reply: it mostly arrives soon, and a release costs the node less than a
         // withdrawal.
-        let (granted, unknown, may_hold) = {
+        let (granted, unknown, refused) = {
             let mut state = attempt.state();
             state.end();
-            // Nodes may have reported that the lock was passed on, or taken away.
-            let refused = |at: &AtNode| matches!(at, AtNode::Nothing | AtNode::Refused);
-            let may_hold = state.nodes_where(|at| !refused(at)).len() >= self.nodes.quorum;
             let granted = state.granted().map(|(node, grant)| (node, grant.clone()));
-            let unknown = state.nodes_where(|at| *at == AtNode::Unknown);
-            (granted.collect::<Vec<_>>(), unknown, may_hold)
+            let granted: Vec<_> = granted.collect();
+            let nodes_in = |at: AtNode| state.nodes_where(|other| *other == at);
+            (granted, nodes_in(AtNode::Unknown), nodes_in(AtNode::Refused).len())
         };
         self.forget(&attempt);
         unknown.into_iter().for_each(|node| drop(self.release_in_background(&attempt, node)));
@@ -77,10 +75,7 @@ impl RedlockCore {
         }
         entry.iter().for_each(|silent| self.nodes.exclude(*silent));
         // The release stands, whether the caller still waits or not.
-        let _ = reply.send(match may_hold {
-            true => self.release_outcome(name, released, not_held),
-            false => Err(Error::NotHeld { name: name.clone() }),
-        });
+        let _ = reply.send(self.release_outcome(name, released, not_held, refused));
         while let Some((node, outcome)) = pending.next().await {
             self.on_released(&attempt, node, outcome);
         }
@@ -124,13 +119,21 @@ impl RedlockCore {
         })
     }
 
-    /// The outcome of a release by the numbers of replies.
-    fn release_outcome(&self, name: &Name, released: usize, not_held: usize) -> Result<()> {
+    /// The outcome of a release by the numbers of replies, and of nodes that had refused the lock
+    /// before. The lock was not held if no quorum can have had it.
+    fn release_outcome(
+        &self,
+        name: &Name,
+        released: usize,
+        not_held: usize,
+        refused: usize,
+    ) -> Result<()> {
         let (quorum, all) = (self.nodes.quorum, self.nodes.all.len());
         if released >= quorum {
             return Ok(());
         }
-        if not_held > 0 && released + not_held >= quorum {
+        let no_quorum_had_it = not_held + refused > all - quorum;
+        if no_quorum_had_it || (not_held > 0 && released + not_held >= quorum) {
             return Err(Error::NotHeld { name: name.clone() });
         }
         Err(unreachable_error(format!("{released} of {all} nodes released `{name}`"), true))

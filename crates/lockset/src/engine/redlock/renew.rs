@@ -140,8 +140,8 @@ impl RedlockCore {
     }
 
     /// Requests the lock again, by its own token, from nodes that do not have it: otherwise the
-    /// quorum would wear away. A node that kept its fence replies with one more, and counts too; any
-    /// other value may hide a newer token of another claim.
+    /// quorum would wear away. A node that kept its fence replies with one more, and counts too;
+    /// any other value may hide a newer token of another claim.
     fn reacquire_missing(self: &Arc<Self>, attempt: &Arc<Attempt>, token: Token) {
         let has_or_asks = |at: &AtNode| matches!(at, AtNode::Granted(_) | AtNode::Requested);
         let missing = attempt.state().nodes_where(|at| !has_or_asks(at));
