@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use futures_util::FutureExt;
+
 use super::*;
 use crate::clock::Moment;
 use crate::engine::memory::Memory;
@@ -254,6 +256,7 @@ async fn no_watch_leaves_anything_behind() {
     {
         // Its row is entered by another thread, once the file is free.
         let mut cancelled = watch_a();
+        cancelled.next().await.unwrap().unwrap();
         assert!(cancelled.next().now_or_never().is_none());
     }
     drop(dropped);
@@ -414,7 +417,7 @@ async fn it_answers_like_the_reference_engine() {
             _ if dice.random_ratio(1, 2) => Verb::Break(Break::WhenLeaseEnds),
             _ => Verb::Break(Break::Now),
         };
-        let ours = take(&local, &verb, &claim, ours.as_ref()).await;
+        let ours = take(&*local, &verb, &claim, ours.as_ref()).await;
         let theirs = take(&memory, &verb, &claim, theirs.as_ref()).await;
         let plain = |outcome: &Result<Option<Grant>>| match outcome {
             Ok(grant) => Ok(grant.as_ref().map(|grant| grant.token)),
