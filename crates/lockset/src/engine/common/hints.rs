@@ -61,10 +61,11 @@ impl HintSender {
     pub(crate) fn changed(&self, name: &Name) {
         if self.scope.covers(name) {
             let mut pending = sync::lock(&self.pending);
-            if pending.missed || pending.names.len() >= MAX_PENDING {
-                (pending.missed, pending.names) = (true, BTreeSet::new());
-            } else {
+            if !pending.missed {
                 pending.names.insert(name.clone());
+            }
+            if pending.names.len() > MAX_PENDING {
+                (pending.missed, pending.names) = (true, BTreeSet::new());
             }
             self.wake.send_replace(());
         }
