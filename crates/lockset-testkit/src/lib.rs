@@ -16,36 +16,107 @@
 //! | [`steps`], [`contenders`] | building blocks for tests of one engine on real servers |
 //! | [`proxy`], [`process`], [`python`] | TCP faults, client processes, clients in other languages |
 //!
-//! # Testing an engine of your own
+//! # Test an engine of your own
+//!
+//! `docs/engines.md` says what an engine has to do. `examples/files-engine` is a complete crate
+//! outside the library: an engine over a directory of files, with its stage and its suite.
 //!
 //! **1. Write a stage.** Implement [`Stage`] for a type that owns one empty backend: a server that
-//! the stage starts, a file, a prefix that nothing else uses. Each law gets a fresh stage. A stage
-//! must provide:
+//! the stage starts, a directory, a prefix that nothing else uses. Each law gets a fresh stage. A
+//! stage must provide:
 //!
 //! * independent clients ([`Stage::client`], [`Stage::engine`]), as separate processes would have
 //!   them, and a client of a second backend ([`Stage::other_backend`]);
 //! * the clock that leases are measured by ([`Stage::clock`]), and a ttl of which a quarter is
 //!   enough for a hand-off on a loaded machine ([`Stage::ttl`]);
-//! * a backend that stops responding and resumes ([`Stage::freeze`], [`Stage::thaw`]).
+//! * a backend that stops responding and resumes ([`Stage::freeze`], [`Stage::thaw`]). Break
+//!   something real if there is something: stop the server process, hold the lock of the file.
+//!   Otherwise wrap the engine in [`Freezable`](layer::Freezable).
 //!
 //! The other methods have defaults. Implement them if the backend has what they stand for: a
 //! restart on its own data, client processes that can be killed, connections that can be cut,
 //! a leader that can change.
 //!
-//! **2. Run the laws.** List every law in a [`suite!`](macro@crate::suite). It makes one test per
-//! law (three for laws that hold for each [`LockKind`]) and one test that no law is missing from
-//! the lists. A law may be skipped only if the stage really lacks one of its [`Need`]s; the suite
-//! checks this as well. `tests/laws_memory.rs` is a complete example. To run a single law:
-//!
 //! ```
-//! use lockset_testkit::stage::MemoryStage;
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use async_trait::async_trait;
+//! use lockset::Lockset;
+//! use lockset::clock::Clock;
+//! use lockset::engine::Engine;
+//! use lockset::engine::memory::Memory as MyEngine;
+//! use lockset_testkit::layer::{Freezable, FreezeSwitch, Layered};
 //! use lockset_testkit::suite::assert_law_holds;
 //! use lockset_testkit::{LockKind, Stage, Time};
 //!
+//! struct MyStage {
+//!     clock: Clock,
+//!     backend: MyEngine,
+//!     switch: FreezeSwitch,
+//! }
+//!
+//! impl MyStage {
+//!     fn start() -> Self {
+//!         let clock = Clock::tokio();
+//!         let backend = MyEngine::new(clock.clone());
+//!         Self { clock, backend, switch: FreezeSwitch::default() }
+//!     }
+//! }
+//!
+//! #[async_trait]
+//! impl Stage for MyStage {
+//!     // `Time::Real` and `Clock::boot()`, unless the engine can run on tokio's paused clock.
+//!     fn time(&self) -> Time {
+//!         Time::Virtual
+//!     }
+//!
+//!     fn clock(&self) -> Clock {
+//!         self.clock.clone()
+//!     }
+//!
+//!     fn ttl(&self) -> Duration {
+//!         Duration::from_secs(2)
+//!     }
+//!
+//!     async fn engine(&self) -> Arc<dyn Engine> {
+//!         let inner = Arc::new(self.backend.another_client());
+//!         Arc::new(Layered(Freezable { inner, switch: self.switch.clone() }))
+//!     }
+//!
+//!     async fn client(&self) -> Lockset {
+//!         Lockset::with_engine(self.engine().await).unwrap()
+//!     }
+//!
+//!     async fn other_backend(&self) -> Lockset {
+//!         Lockset::with_engine(Arc::new(MyEngine::new(self.clock()))).unwrap()
+//!     }
+//!
+//!     async fn freeze(&self) {
+//!         self.switch.freeze();
+//!     }
+//!
+//!     async fn thaw(&self) {
+//!         self.switch.thaw();
+//!     }
+//! }
+//!
 //! assert_law_holds("a_dropped_guard_releases", LockKind::Mutex, Time::Virtual, || {
-//!     Box::pin(async { Box::new(MemoryStage::start()) as Box<dyn Stage> })
+//!     Box::pin(async { Box::new(MyStage::start()) as Box<dyn Stage> })
 //! });
 //! ```
+//!
+//! Client processes: write a binary that passes a client of your engine to
+//! [`serve_stdio`](process::serve_stdio), and start it in [`Stage::process`] with
+//! [`Process::spawn`](process::Process::spawn). Cargo tells a test the path of its package's binary
+//! `NAME` as `env!("CARGO_BIN_EXE_NAME")`. The binary cannot use dev-dependencies.
+//!
+//! **2. Run the laws.** List every law in a [`suite!`](macro@crate::suite). It makes one test per
+//! law (three for laws that hold for each [`LockKind`]) and one test that no law is missing from
+//! the lists. A law may be skipped only if the stage really lacks one of its [`Need`]s; the suite
+//! checks this as well. `tests/laws_memory.rs` and `examples/files-engine/tests/laws.rs` are
+//! complete lists, of an engine with all modes and of one with exclusive locks only. Run the suite
+//! many times, also on a loaded machine: a law that fails once in a hundred runs is broken.
 //!
 //! **3. Prove that a law can fail.** A law that no engine can break proves nothing. Each law has at
 //! least one [`Mutant`](mutants::Mutant): the memory engine with one fault, on which the law must

@@ -152,3 +152,17 @@ fn failed(path: &Path, error: io::Error) -> Error {
         source: Some(Box::new(error)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_file_names_and_too_long_ones_are_refused() {
+        assert_eq!(file_name(&"Jobs/42".parse().unwrap()).unwrap(), "%4aobs%2f42.v1.json");
+        let longest = file_name(&"x".repeat(247).parse().unwrap()).unwrap();
+        assert_eq!(longest.len(), LONGEST_FILE_NAME);
+        let refused = file_name(&"x".repeat(248).parse().unwrap());
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    }
+}

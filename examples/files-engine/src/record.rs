@@ -235,3 +235,27 @@ mod nanos {
         u64::deserialize(from).map(Moment::from_nanos)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lockset_testkit::steps;
+
+    use super::*;
+
+    /// The boot clock begins at zero again, and what is stored lies far in its future.
+    #[test]
+    fn after_a_restart_of_the_machine_a_lease_lasts_its_ttl_at_most() {
+        let ttl = Duration::from_secs(5);
+        let (claim, boot) = (steps::claim("nightly", ttl), Moment::from_nanos(0));
+        let mut record = Record::new(claim.name.clone());
+        record.enter(&claim, false, boot + Duration::from_secs(86_400));
+        record.withdraw(ClaimId::random(), boot + Duration::from_secs(86_400));
+
+        record.advance(boot);
+        assert_eq!(record.state(boot).holders[0].left, ttl);
+        record.advance(boot + ttl);
+        assert!(record.state(boot + ttl).holders.is_empty());
+        record.advance(boot + TOMBSTONE_LIFE);
+        assert!(record.withdrawn.is_empty());
+    }
+}

@@ -1,4 +1,5 @@
 //! The laws on the files engine: one directory, several real processes, the machine's own time.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs::File;
 use std::path::PathBuf;

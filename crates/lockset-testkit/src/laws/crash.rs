@@ -88,7 +88,7 @@ impl Crash {
         }
         let (engine, claim) = (stage.engine().await, claim(stage, name, mode));
         Crash::Task(tokio::spawn(async move {
-            engine.acquire(&claim, Wait::Forever).await.unwrap();
+            let _ = engine.acquire(&claim, Wait::Forever).await.unwrap();
             std::future::pending().await
         }))
     }

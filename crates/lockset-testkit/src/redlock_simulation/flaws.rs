@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use lockset::clock::{Clock, Moment};
 use lockset::engine::{Admission, Claim, ClaimId, Engine, Grant, Renewal, Wait, drift};
-use lockset::{Error, LossReason, Result, Token};
+use lockset::{LossReason, Result, Token};
 
 use crate::layer::{Layer, Layered};
 
