@@ -155,7 +155,7 @@ fn show(stamps: &[Stamp]) {
 async fn wait(locks: &Lockset, prefix: &str, names: usize, tasks: usize) {
     let queued = Arc::new(AtomicUsize::new(0));
     for number in 0..names {
-        let mutex = locks.mutex(&format!("{prefix}/{number}")).unwrap();
+        let mutex = locks.mutex(format!("{prefix}/{number}")).unwrap();
         for _ in 0..tasks {
             let (mutex, queued) = (mutex.clone(), queued.clone());
             tokio::spawn(async move {

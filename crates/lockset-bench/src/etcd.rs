@@ -109,7 +109,7 @@ impl Field {
     }
 
     fn ours_on(&self, count: usize, name: impl Fn(usize) -> String) -> Vec<Ours> {
-        (0..count).map(|task| Ours(self.ours.mutex(&name(task)).unwrap())).collect()
+        (0..count).map(|task| Ours(self.ours.mutex(name(task)).unwrap())).collect()
     }
 
     /// So many peers on one channel, all for one lock. Each has a lease, which is who it is.

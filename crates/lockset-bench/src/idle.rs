@@ -28,7 +28,7 @@ fn commands_per_second(server: &Server, pace: Pace, names: usize) -> f64 {
     let locks = runtime.block_on(Lockset::connect(&server.url())).unwrap();
     let name = |number| format!("idle-{names}/{number}");
     let held: Vec<Guard> = (0..names)
-        .map(|number| runtime.block_on(locks.mutex(&name(number)).unwrap().lock()).unwrap())
+        .map(|number| runtime.block_on(locks.mutex(name(number)).unwrap().lock()).unwrap())
         .collect();
     let mut children: Vec<Child> = (0..PROCESSES).map(|_| Child::ourselves(server)).collect();
     for child in &mut children {
@@ -37,7 +37,7 @@ fn commands_per_second(server: &Server, pace: Pace, names: usize) -> f64 {
     }
     for number in 0..names {
         wait_until("all have queued at the server", || {
-            let state = runtime.block_on(locks.inspect(&name(number))).unwrap();
+            let state = runtime.block_on(locks.inspect(name(number))).unwrap();
             state.waiters.len() == PROCESSES
         });
     }

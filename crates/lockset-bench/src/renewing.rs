@@ -20,7 +20,7 @@ pub(crate) fn held_locks(server: &Server, pace: Pace, table: &mut Table) {
         let locks = Lockset::builder(&server.url()).ttl(ttl).connect().await.unwrap();
         let mut held: Vec<Guard> = Vec::with_capacity(LOCKS);
         for number in 0..LOCKS {
-            held.push(locks.mutex(&format!("held/{number}")).unwrap().lock().await.unwrap());
+            held.push(locks.mutex(format!("held/{number}")).unwrap().lock().await.unwrap());
         }
         let count = server.count_commands();
         tokio::time::sleep(ttl / PERIODS_PER_TTL * periods).await;

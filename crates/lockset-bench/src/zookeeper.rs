@@ -97,7 +97,7 @@ impl Field {
     }
 
     fn ours_on(&self, count: usize, name: impl Fn(usize) -> String) -> Vec<Ours> {
-        (0..count).map(|task| Ours(self.ours.mutex(&name(task)).unwrap())).collect()
+        (0..count).map(|task| Ours(self.ours.mutex(name(task)).unwrap())).collect()
     }
 
     fn peers_on(&self, count: usize, folder: impl Fn(usize) -> String) -> Vec<Peer> {

@@ -207,7 +207,7 @@ async fn many_requests_to_a_silent_server_fail_as_soon_as_one() {
         let same = ours.rwlock("same").unwrap();
         asking.push(tokio::spawn(async move { same.write().await.map(drop) }));
         let new_lease = LockOptions::default().ttl(TTL * 4);
-        let other = ours.mutex(&format!("other/{number}")).unwrap().with(new_lease);
+        let other = ours.mutex(format!("other/{number}")).unwrap().with(new_lease);
         asking.push(tokio::spawn(async move { other.lock().await.map(drop) }));
     }
     let told = within(RECOVERED * 2, "all are told", futures_util::future::join_all(asking)).await;

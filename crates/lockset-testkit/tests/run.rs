@@ -135,7 +135,7 @@ async fn a_release_without_a_reply_is_no_error_of_the_work() {
     assert_eq!(done.unwrap(), 7);
     connection.restore();
     let other = server.client().unwrap().mutex("m").unwrap();
-    other.lock_within(2 * SECOND).await.unwrap();
+    other.lock_within(2 * SECOND).await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -223,5 +223,5 @@ async fn a_dropped_run_releases() {
     let mutex = locks.mutex("m").unwrap();
     let run = mutex.run(async |_| std::future::pending::<std::io::Result<()>>().await);
     assert!(tokio::time::timeout(SECOND, run).await.is_err());
-    mutex.lock_within(SECOND).await.unwrap();
+    mutex.lock_within(SECOND).await.unwrap().release().await.unwrap();
 }

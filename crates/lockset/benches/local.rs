@@ -185,7 +185,7 @@ async fn many_guards(url: &str) {
     let locks = Lockset::connect(url).await.unwrap();
     let mut guards: Vec<Guard> = Vec::new();
     for number in 0..10_000 {
-        guards.push(locks.mutex(&format!("held/{number}")).unwrap().lock().await.unwrap());
+        guards.push(locks.mutex(format!("held/{number}")).unwrap().lock().await.unwrap());
     }
     let (cpu, start) = (cpu_time(), Instant::now());
     tokio::time::sleep(Duration::from_secs(21)).await; // two renewals of each

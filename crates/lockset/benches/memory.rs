@@ -86,7 +86,7 @@ async fn many_guards() {
     let locks = Lockset::connect("memory:").await.unwrap();
     let mut guards: Vec<Guard> = Vec::new();
     for number in 0..GUARDS {
-        guards.push(locks.mutex(&format!("held/{number}")).unwrap().lock().await.unwrap());
+        guards.push(locks.mutex(format!("held/{number}")).unwrap().lock().await.unwrap());
     }
     let (cpu, start) = (cpu_time(), Instant::now());
     tokio::time::sleep(Duration::from_secs(21)).await; // two renewals of each
