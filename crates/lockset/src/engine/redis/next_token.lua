@@ -1,8 +1,8 @@
 -- The next token or queue number of a name. It is decided here, and nowhere else: above all numbers
 -- of the fence so far; not below the caller's `own` floor, if it has one ('' or nil without one);
 -- otherwise, after lost state, not below the clock. A fence below `floor`, the server's time when
--- the connection was opened, is new or was lost. Returns nothing if the fence is not a number or the
--- numbers are used up.
+-- the connection was opened, is new or was lost. Returns nothing if the fence is not a number, or
+-- if the numbers are used up.
 local function next_token(fence, own, floor)
   local token, exact = redis.pcall('INCR', fence), tonumber(own)
   if type(token) ~= 'number' then return nil end
