@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lockset::clock::Clock;
 use lockset::engine::etcd::{Etcd, EtcdOptions};
 use lockset::engine::{Claim, Engine, Mode, Wait};
 use lockset::{LockOptions, Lockset, State};
