@@ -5,7 +5,6 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockset::clock::Clock;
 use lockset::engine::Engine;
 use lockset::{Lockset, Mutex};
 use redis::AsyncConnectionConfig;
@@ -34,7 +33,7 @@ impl Ours {
 
     /// So many tasks that share so many names, on an engine with options of its own.
     pub(crate) fn on(engine: Arc<dyn Engine>, tasks: usize, names: usize) -> Vec<Self> {
-        Self::with(&Lockset::with_engine(engine, Clock::boot()).unwrap(), tasks, names)
+        Self::with(&Lockset::with_engine(engine).unwrap(), tasks, names)
     }
 
     fn with(locks: &Lockset, tasks: usize, names: usize) -> Vec<Self> {

@@ -72,6 +72,7 @@ async fn workers(
     tasks: usize,
     names: usize,
 ) -> Vec<Ours> {
-    let options = RedisOptions { url: server.url(), shortcuts, ..RedisOptions::default() };
+    let url = server.url().parse().unwrap();
+    let options = RedisOptions { url, shortcuts, ..RedisOptions::default() };
     Ours::on(Arc::new(Redis::connect(options).await.unwrap()), tasks, names)
 }

@@ -30,7 +30,7 @@ async fn main() -> Result<()> {
         one.leader().await?.expect("somebody leads").note.text
     ));
     while let Some(leader) = leaders.next().await {
-        if leader?.is_some_and(|leader| leader.note.text == "10.0.0.2:80") {
+        if leader?.is_some_and(|leader| &*leader.note.text == "10.0.0.2:80") {
             break;
         }
     }

@@ -60,7 +60,6 @@ use crate::token::Token;
 #[derive(Debug)]
 pub struct TestServer {
     memory: Memory,
-    clock: Clock,
     lapsed: Lapsed,
 }
 
@@ -72,8 +71,7 @@ impl TestServer {
     /// that runtime.
     #[expect(clippy::new_without_default, reason = "it needs a runtime around it")]
     pub fn new() -> Self {
-        let clock = Clock::tokio();
-        Self { memory: Memory::new(clock.clone()), clock, lapsed: Lapsed::default() }
+        Self { memory: Memory::new(Clock::tokio()), lapsed: Lapsed::default() }
     }
 
     /// A client, as another process would have one.

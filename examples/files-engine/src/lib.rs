@@ -24,7 +24,6 @@
 //! | `lib.rs` | the [`Engine`] trait, method by method: each is one transaction on one record |
 //! | `folder.rs` | the transaction: an OS file lock, one JSON file per name, atomic replacement |
 //! | `record.rs` | the rules of one lock: queue, lease, token, tombstones; no I/O |
-//! | `watch.rs` | watching, by comparing records |
 //! | `tests/laws.rs` | the laws of `lockset-testkit` on this engine |
 //!
 //! # What it does not do
@@ -47,8 +46,8 @@ use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use lockset::clock::{Clock, Moment};
 use lockset::engine::{
-    Admission, Amend, Break, Capabilities, Claim, Engine, Event, Grant, Holder, LockState, Renewal,
-    Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, Engine, Event, Grant, Hint, Holder, LockState,
+    Renewal, Scope, Swap, Version, Wait,
 };
 use lockset::{Error, LossReason, Mode, Name, Prefix, Result, Token};
 
@@ -57,7 +56,6 @@ use crate::record::Record;
 
 mod folder;
 mod record;
-mod watch;
 
 /// The engine's name in errors and tickets.
 const ENGINE: &str = "files";
@@ -198,8 +196,13 @@ impl Engine for Files {
         self.change(&claim.name, |record, now| record.withdraw(claim.id, now)).await
     }
 
-    fn watch(&self, scope: &Scope) -> BoxStream<'static, Result<LockState>> {
-        watch::watch(self.folder.clone(), scope.clone())
+    /// A watch reads its whole scope again after each hint, and reports what differs.
+    fn hints(&self, _: &Scope) -> BoxStream<'static, Result<Hint>> {
+        let next = |pause| async move {
+            Clock::boot().sleep_until(Clock::boot().now() + pause).await;
+            Some((Ok(Hint::Missed), POLL))
+        };
+        stream::unfold(Duration::ZERO, next).boxed()
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {

@@ -33,7 +33,7 @@ impl std::fmt::Debug for LawBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             LawBody::Once(_) => "Once",
-            LawBody::ForEachKind(_) => "InEveryForm",
+            LawBody::ForEachKind(_) => "ForEachKind",
         })
     }
 }

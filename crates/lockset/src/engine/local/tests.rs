@@ -56,13 +56,6 @@ fn watch(engine: &Arc<Local>, scope: Scope) -> BoxStream<'static, Result<LockSta
     crate::engine::watch(&engine, Clock::boot(), scope)
 }
 
-fn reason<T: std::fmt::Debug>(outcome: Result<T>) -> LossReason {
-    match outcome.unwrap_err() {
-        Error::Lost { reason, .. } => reason,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[tokio::test]
 async fn a_release_hands_over_in_order_and_without_polling() {
     let (_folder, one, two) = clients();
