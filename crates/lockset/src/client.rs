@@ -158,9 +158,9 @@ impl Client {
         }
     }
 
-    /// Repeats the withdrawal until the engine replied. Gives up when the claim's lease is long over,
-    /// or the engine refuses. A shared lease lasts as long as the client: there only the end of the
-    /// client ends the attempts.
+    /// Repeats the withdrawal until the engine replied. Gives up when the claim's lease is long
+    /// over, or the engine refuses. A shared lease lasts as long as the client: there only the end
+    /// of the client ends the attempts.
     async fn withdraw_until_done(mut self: Arc<Self>, claim: &Claim) {
         let shares_lease = self.capabilities.shared_lease && !claim.fixed && !claim.detachable;
         let long_over = self.clock.now() + claim.ttl + CLEANUP_TIMEOUT;

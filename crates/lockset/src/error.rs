@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::fmt;
 use std::time::Duration;
 
-use crate::engine::Holder;
 use crate::name::Name;
+use crate::state::Holder;
 
 /// The result of every fallible operation of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -115,6 +115,7 @@ mod report;
 mod run;
 mod rwlock;
 mod semaphore;
+mod state;
 mod sync;
 #[cfg_attr(not(feature = "metrics"), path = "telemetry/off.rs")]
 mod telemetry;

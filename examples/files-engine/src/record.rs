@@ -136,7 +136,7 @@ impl Record {
         let held = self.held_by(id, token)?;
         (held.claim, held.note) = (successor.id, successor.note.clone());
         let grant = held.grant();
-        self.bury(id, now);
+        self.add_tombstone(id, now);
         Some(grant)
     }
 
@@ -150,14 +150,14 @@ impl Record {
     /// The same, for ever: the claim may not come back.
     pub(crate) fn withdraw(&mut self, id: ClaimId, now: Moment) {
         self.remove(id, now);
-        self.bury(id, now);
+        self.add_tombstone(id, now);
     }
 
     pub(crate) fn is_withdrawn(&self, id: ClaimId) -> bool {
         self.withdrawn.iter().any(|tombstone| tombstone.claim == id)
     }
 
-    fn bury(&mut self, claim: ClaimId, now: Moment) {
+    fn add_tombstone(&mut self, claim: ClaimId, now: Moment) {
         if !self.is_withdrawn(claim) {
             self.withdrawn.push(Tombstone { claim, expires: now + TOMBSTONE_LIFE });
         }

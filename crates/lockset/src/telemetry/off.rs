@@ -17,7 +17,7 @@ pub(crate) enum Outcome {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Renewal {
+pub(crate) enum RenewalOutcome {
     Renewed,
     Failed,
     Lost,
@@ -40,7 +40,7 @@ impl Telemetry {
 
     pub(crate) fn ended(&self, _: &Name, _: Duration, _: Option<LossReason>) {}
 
-    pub(crate) fn renewals(&self, _: Renewal, _: u64) {}
+    pub(crate) fn renewals(&self, _: RenewalOutcome, _: u64) {}
 }
 
 impl Waiting {

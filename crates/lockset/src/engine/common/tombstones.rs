@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::engine::ClaimId;
 
-/// How long a withdrawn claim is remembered. A request of it must not arrive later: requests time out
-/// after seconds, and Redis connections drop unacknowledged data after a third of this.
+/// How long a withdrawn claim is remembered. A request of it must not arrive later: requests time
+/// out after seconds, and Redis connections drop unacknowledged data after a third of this.
 pub(crate) const TOMBSTONE_LIFE: Duration = Duration::from_secs(60);
 
 /// The claims withdrawn lately, oldest first.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::connection::{REQUEST_TIMEOUT, RETRY_TIMEOUT};
 use super::keys::KeyRange;
 use super::leases::EtcdLease;
-use super::record::{ClaimRecord, claim_id_of, mode_of, token_from_revision};
+use super::record::{KeyRecord, claim_id_of, mode_of, token_from_revision};
 use super::request_error::{EtcdErrorKind, EtcdResult, unreachable_error};
 use super::rpc::{KeyValue, RequestOp, TxnRequest, TxnResponse};
 use super::txn::{
@@ -309,7 +309,7 @@ impl EtcdCore {
             // Whether the other one holds or waits can be seen only in the whole queue.
             Some(_) if is_partial => return EtcdAdmission::Inconclusive,
             // A waiter of this library may be about to withdraw because of a conflict of its own.
-            Some((1.., kv, _)) if claim_id_of(kv, &ClaimRecord::decode(&kv.value)).is_some() => {
+            Some((1.., kv, _)) if claim_id_of(kv, &KeyRecord::decode(&kv.value)).is_some() => {
                 return EtcdAdmission::Blocked(queue.clone());
             }
             Some((_, _, why)) => return EtcdAdmission::Conflict(why),
@@ -526,7 +526,7 @@ impl EtcdCore {
 }
 
 fn put_claim(claim: &Claim, call: &EtcdAcquireCall<'_>) -> RequestOp {
-    put(&call.key, ClaimRecord::for_claim(claim, &call.key).encode(), call.lease.id)
+    put(&call.key, KeyRecord::for_claim(claim, &call.key).encode(), call.lease.id)
 }
 
 /// The outcome according to a reply whose first two parts are the claim's own key and tombstone.
@@ -534,7 +534,7 @@ fn outcome_from_own_key(claim: &Claim, reply: &TxnResponse) -> CreateKeyOutcome 
     match (kvs(reply, 0).first(), kvs(reply, 1).first()) {
         (_, Some(_)) => CreateKeyOutcome::Withdrawn,
         (Some(own), None) => {
-            match claim_id_of(own, &ClaimRecord::decode(&own.value)) == Some(claim.id) {
+            match claim_id_of(own, &KeyRecord::decode(&own.value)) == Some(claim.id) {
                 true => CreateKeyOutcome::AlreadyQueued(own.create_revision),
                 // The claim that had this key before was not deleted after all.
                 false => CreateKeyOutcome::Withdrawn,

@@ -2,7 +2,7 @@
 
 use super::connection::RETRY_TIMEOUT;
 use super::leases::EtcdLease;
-use super::record::{ClaimRecord, claim_id_of, token_from_revision};
+use super::record::{KeyRecord, claim_id_of, token_from_revision};
 use super::request_error::unreachable_error;
 use super::rpc::{KeyValue, TxnRequest};
 use super::txn::{get, kvs, mod_revision_is, put, put_keeping_lease, unconditional};
@@ -19,7 +19,7 @@ impl EtcdCore {
             let read = unconditional(vec![get(&key)]);
             let seen = self.connection.txn_with_retry(read, RETRY_TIMEOUT).await?;
             let kv = kvs(&seen, 0).first().ok_or_else(lost)?;
-            let mut record = ClaimRecord::decode(&kv.value);
+            let mut record = KeyRecord::decode(&kv.value);
             if token_from_revision(kv.create_revision)? != grant.token {
                 return Err(lost());
             }
@@ -59,7 +59,7 @@ impl EtcdCore {
             let read = unconditional(vec![get(&key)]);
             let seen = self.connection.txn_with_retry(read, RETRY_TIMEOUT).await?;
             let kv = kvs(&seen, 0).first().ok_or_else(lost)?;
-            let mut record = ClaimRecord::decode(&kv.value);
+            let mut record = KeyRecord::decode(&kv.value);
             let owner = claim_id_of(kv, &record);
             if token_from_revision(kv.create_revision)? != grant.token {
                 return Err(lost());

@@ -11,10 +11,10 @@ use super::EtcdCore;
 use super::cells::decode_cell;
 use super::connection::RETRY_TIMEOUT;
 use super::keys::KeyRange;
-use super::record::{ClaimRecord, claim_id_of, token_from_revision};
+use super::record::{KeyRecord, claim_id_of, token_from_revision};
 use super::rpc::KeyValue;
 use super::txn::{get, kvs, range, unconditional};
-use super::watch::{WatchEvent, WatchSubscription};
+use super::watch::{KeyEvent, WatchSubscription};
 use crate::engine::common::admission::Tally;
 use crate::engine::common::hints::{HintSender, hint_channel};
 use crate::engine::{ClaimId, Hint, Holder, LockState, Scope, Waiter};
@@ -27,7 +27,7 @@ const MAX_CONCURRENT_LEASE_READS: usize = 32;
 /// One claim as it is stored.
 struct StoredClaim {
     kv: KeyValue,
-    record: ClaimRecord,
+    record: KeyRecord,
     holds: bool,
 }
 
@@ -137,7 +137,7 @@ fn stored_claims(mut kvs: Vec<KeyValue>) -> Vec<StoredClaim> {
     kvs.sort_unstable_by_key(|kv| kv.create_revision);
     let mut tally = Tally::default();
     let claims = kvs.into_iter().map(|kv| {
-        let record = ClaimRecord::decode(&kv.value);
+        let record = KeyRecord::decode(&kv.value);
         let holds = tally.admits(record.mode);
         tally.add(record.mode);
         StoredClaim { kv, record, holds }
@@ -160,14 +160,14 @@ async fn send_hints(
         };
         match event {
             None => return,
-            Some(WatchEvent::Established) => hints.missed(),
-            Some(WatchEvent::Changed { key, .. }) => {
+            Some(KeyEvent::Established) => hints.missed(),
+            Some(KeyEvent::Changed { key, .. }) => {
                 let Some(core) = core.upgrade() else { return };
                 if let Some(name) = core.layout.name_of(&key) {
                     hints.changed(&name);
                 }
             }
-            Some(WatchEvent::Rejected(error)) => return hints.fail(error),
+            Some(KeyEvent::Rejected(error)) => return hints.fail(error),
         }
     }
 }

@@ -14,7 +14,7 @@ const VERSION: &str = "v1";
 
 /// What is stored for a claim, as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct ClaimRecord {
+pub(super) struct KeyRecord {
     v: String,
     pub(super) mode: Mode,
     ttl_ms: u64,
@@ -28,7 +28,7 @@ pub(super) struct ClaimRecord {
     id: Option<ClaimId>,
 }
 
-impl ClaimRecord {
+impl KeyRecord {
     /// The record of this claim in this key.
     pub(super) fn for_claim(claim: &Claim, key: &[u8]) -> Self {
         Self {
@@ -79,12 +79,12 @@ impl ClaimRecord {
 }
 
 /// The claim that owns a key; `None` if another program wrote it.
-pub(super) fn claim_id_of(kv: &KeyValue, record: &ClaimRecord) -> Option<ClaimId> {
+pub(super) fn claim_id_of(kv: &KeyValue, record: &KeyRecord) -> Option<ClaimId> {
     first_claim_id(&kv.key).map(|first| record.id.unwrap_or(first))
 }
 
 pub(super) fn mode_of(kv: &KeyValue) -> Mode {
-    ClaimRecord::decode(&kv.value).mode
+    KeyRecord::decode(&kv.value).mode
 }
 
 /// A token is the revision at which the claim's key was created.
@@ -109,19 +109,19 @@ mod tests {
     #[test]
     fn values_of_other_programs_are_understood() {
         for value in [&b""[..], b"node-7", b"{}", br#"{"v":"v2","mode":"shared"}"#, b"\xff"] {
-            assert_eq!(ClaimRecord::decode(value).mode, Mode::Exclusive);
+            assert_eq!(KeyRecord::decode(value).mode, Mode::Exclusive);
         }
-        assert_eq!(&*ClaimRecord::decode(b"node-7\n").note().text, "node-7");
-        assert_eq!(ClaimRecord::decode("é".repeat(2000).as_bytes()).note.len(), Note::MAX_LEN);
+        assert_eq!(&*KeyRecord::decode(b"node-7\n").note().text, "node-7");
+        assert_eq!(KeyRecord::decode("é".repeat(2000).as_bytes()).note.len(), Note::MAX_LEN);
     }
 
     #[test]
     fn a_record_is_the_same_after_encoding_and_decoding() {
         let golden = br#"{"v":"v1","mode":{"permits":{"take":1,"limit":3}},"ttl_ms":30000,"by":"7@h","note":"n"}"#;
-        let mut record = ClaimRecord::decode(golden);
+        let mut record = KeyRecord::decode(golden);
         assert_eq!(record.mode, Mode::Permits { take: 1, limit: 3 });
         assert_eq!(record.encode(), golden);
         record.revoked = true;
-        assert!(ClaimRecord::decode(&record.encode()).revoked);
+        assert!(KeyRecord::decode(&record.encode()).revoked);
     }
 }

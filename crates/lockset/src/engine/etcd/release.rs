@@ -8,7 +8,7 @@ use super::connection::{REQUEST_TIMEOUT, RETRY_TIMEOUT};
 use super::keys::lease_id_in;
 use super::leases::EtcdLease;
 use super::ledger::LedgerEntry;
-use super::record::{ClaimRecord, claim_id_of, token_from_revision};
+use super::record::{KeyRecord, claim_id_of, token_from_revision};
 use super::request_error::{EtcdErrorKind, EtcdResult, unreachable_error};
 use super::rpc::{KeyValue, RequestOp, TxnRequest, TxnResponse};
 use super::txn::{
@@ -137,7 +137,7 @@ impl EtcdCore {
             let ops = [get(key)].into_iter().chain(tombstone.clone()).collect();
             let seen = self.connection.txn_with_retry(unconditional(ops), REQUEST_TIMEOUT).await?;
             let Some(kv) = kvs(&seen, 0).first() else { return Ok(if_absent) };
-            if claim_id_of(kv, &ClaimRecord::decode(&kv.value)) != Some(id) {
+            if claim_id_of(kv, &KeyRecord::decode(&kv.value)) != Some(id) {
                 return Ok(KeyOwner::OtherClaim);
             }
             let delete = TxnRequest {
@@ -261,7 +261,7 @@ impl EtcdCore {
         let read = unconditional(vec![range(&self.layout.claims(&claim.name))]);
         let seen = self.connection.txn_with_retry(read, REQUEST_TIMEOUT).await?;
         let belongs_to_claim =
-            |kv: &&KeyValue| claim_id_of(kv, &ClaimRecord::decode(&kv.value)) == Some(claim.id);
+            |kv: &&KeyValue| claim_id_of(kv, &KeyRecord::decode(&kv.value)) == Some(claim.id);
         let own = kvs(&seen, 0).iter().filter(belongs_to_claim);
         let ops: Vec<_> = own.map(|kv| delete(&kv.key)).collect();
         if !ops.is_empty() {
@@ -291,7 +291,7 @@ impl EtcdCore {
             let Some(kv) = kvs(&seen, 0).iter().find(|kv| kv.create_revision == revision) else {
                 return Ok(false);
             };
-            let mut record = ClaimRecord::decode(&kv.value);
+            let mut record = KeyRecord::decode(&kv.value);
             record.revoked = true;
             let change = match how {
                 Break::Now => delete(&kv.key),
@@ -356,7 +356,7 @@ impl EtcdHandOff<'_> {
     fn append_to(&self, core: &EtcdCore, release: TxnRequest) -> TxnRequest {
         let EtcdHandOff { claim, entry, .. } = self;
         let tombstone = core.layout.tombstone(claim.id);
-        let record = ClaimRecord::for_claim(claim, &entry.key).encode();
+        let record = KeyRecord::for_claim(claim, &entry.key).encode();
         let mut both = release.clone();
         both.compare.extend([create_revision_is(&entry.key, 0), create_revision_is(&tombstone, 0)]);
         both.success.push(put(&entry.key, record, entry.lease.id));

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 
 use super::connection::REQUEST_TIMEOUT;
 use super::leases::EtcdLease;
-use super::record::{ClaimRecord, claim_id_of, token_from_revision};
+use super::record::{KeyRecord, claim_id_of, token_from_revision};
 use super::request_error::{EtcdErrorKind, EtcdRequestError, EtcdResult};
 use super::rpc::{KeyValue, TxnRequest, TxnResponse};
 use super::txn::{get, kvs, term_of, unconditional};
@@ -160,7 +160,7 @@ impl EtcdCore {
 fn still_held<'k>(claim: &Claim, grant: &Grant, kvs: &'k [KeyValue]) -> Result<&'k KeyValue> {
     let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
     let kv = kvs.first().ok_or_else(forgotten)?;
-    let record = ClaimRecord::decode(&kv.value);
+    let record = KeyRecord::decode(&kv.value);
     let has_token = token_from_revision(kv.create_revision)? == grant.token;
     if !has_token || claim_id_of(kv, &record) != Some(claim.id) {
         return Err(forgotten());

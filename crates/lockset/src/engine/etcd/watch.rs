@@ -2,7 +2,7 @@
 //!
 //! A watch begins with the first change after it is created, never at an older revision: servers
 //! look for those only ten times a second. So a subscriber first waits for
-//! [`WatchEvent::Established`] and reads *then*. After a reconnect every watch is established
+//! [`KeyEvent::Established`] and reads *then*. After a reconnect every watch is established
 //! again, and every subscriber reads again.
 
 use std::collections::{HashMap, VecDeque};
@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 
 /// What a subscriber receives.
 #[derive(Debug)]
-pub(super) enum WatchEvent {
+pub(super) enum KeyEvent {
     /// Changes are reported from here on; the state before must be read.
     Established,
     /// This key was written or deleted.
@@ -42,14 +42,14 @@ pub(super) struct EtcdWatcher {
 /// The events of some keys, until it is dropped.
 #[derive(Debug)]
 pub(super) struct WatchSubscription {
-    events: mpsc::UnboundedReceiver<WatchEvent>,
+    events: mpsc::UnboundedReceiver<KeyEvent>,
     keys: KeyRange,
     commands: mpsc::UnboundedSender<WatchCommand>,
 }
 
 #[derive(Debug)]
 enum WatchCommand {
-    Subscribe(KeyRange, mpsc::UnboundedSender<WatchEvent>),
+    Subscribe(KeyRange, mpsc::UnboundedSender<KeyEvent>),
     /// A subscription of these keys was dropped.
     Unsubscribe(KeyRange),
 }
@@ -73,7 +73,7 @@ impl EtcdWatcher {
 
 impl WatchSubscription {
     /// The next event; `None` if the client was closed.
-    pub(super) async fn next(&mut self) -> Option<WatchEvent> {
+    pub(super) async fn next(&mut self) -> Option<KeyEvent> {
         self.events.recv().await
     }
 
@@ -90,9 +90,9 @@ impl WatchSubscription {
             // One read serves all events that have arrived by now.
             loop {
                 should_read |= match event {
-                    WatchEvent::Established => true,
-                    WatchEvent::Changed { is_deleted, .. } => is_deleted || self.keys.is_single(),
-                    WatchEvent::Rejected(error) => return Err(error),
+                    KeyEvent::Established => true,
+                    KeyEvent::Changed { is_deleted, .. } => is_deleted || self.keys.is_single(),
+                    KeyEvent::Rejected(error) => return Err(error),
                 };
                 match self.events.try_recv() {
                     Ok(next) => event = next,
@@ -211,13 +211,13 @@ async fn run_stream(
 struct ServerWatch {
     id: i64,
     is_established: bool,
-    subscribers: Vec<mpsc::UnboundedSender<WatchEvent>>,
+    subscribers: Vec<mpsc::UnboundedSender<KeyEvent>>,
 }
 
 impl ServerWatch {
     fn reject(self, error: &EtcdRequestError) {
         for subscriber in self.subscribers {
-            let _ = subscriber.send(WatchEvent::Rejected(error.duplicate().into()));
+            let _ = subscriber.send(KeyEvent::Rejected(error.duplicate().into()));
         }
     }
 }
@@ -240,7 +240,7 @@ impl ServerWatches {
             WatchCommand::Subscribe(keys, subscriber) => match self.by_keys.get_mut(&keys) {
                 Some(watch) => {
                     if watch.is_established {
-                        let _ = subscriber.send(WatchEvent::Established);
+                        let _ = subscriber.send(KeyEvent::Established);
                     }
                     watch.subscribers.push(subscriber);
                     None
@@ -307,14 +307,14 @@ impl ServerWatches {
         if reply.created {
             watch.is_established = true;
             for subscriber in &watch.subscribers {
-                let _ = subscriber.send(WatchEvent::Established);
+                let _ = subscriber.send(KeyEvent::Established);
             }
         }
         for event in reply.events {
             let is_deleted = event.r#type() == EventType::Delete;
             let Some(KeyValue { key, .. }) = event.kv else { continue };
             for subscriber in &watch.subscribers {
-                let _ = subscriber.send(WatchEvent::Changed { key: key.clone(), is_deleted });
+                let _ = subscriber.send(KeyEvent::Changed { key: key.clone(), is_deleted });
             }
         }
         None
@@ -329,7 +329,7 @@ impl ServerWatches {
             let what = format!("a watch was rejected: {}", reply.cancel_reason);
             for subscriber in watch.subscribers {
                 let error = unreachable_error(what.clone(), false);
-                let _ = subscriber.send(WatchEvent::Rejected(error));
+                let _ = subscriber.send(KeyEvent::Rejected(error));
             }
             return None;
         }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::admission::{AdmissionDecision, decide};
-use super::claim_table::{ClaimNode, TrackedClaim};
+use super::claim_table::{ClaimEntry, ClaimNode};
 use super::client::{
     ConnectRequest, CreateMode, ENGINE, PendingReply, Session, TRANSIENT_PAUSE, ZkErrorCode,
     ZkRequestError, event_sink, unreachable_error,
 };
 use super::layout::sequence_number;
-use super::record::{ClaimRecord, ZooKeeperKey, token_of};
+use super::record::{NodeRecord, ZooKeeperKey, token_of};
 use super::{
     CONNECT_TIMEOUT, MAIN_SESSION, SessionTag, ZooKeeperCore, chosen_tokens_unsupported,
     new_session_request,
@@ -247,9 +247,9 @@ impl ZooKeeperCore {
             };
             return Err(error.into());
         }
-        claims.entries.insert(claim.id, TrackedClaim::new(session, *tag, status.epoch));
+        claims.entries.insert(claim.id, ClaimEntry::new(session, *tag, status.epoch));
         let node = format!("{parent}/{}", self.layout.node_prefix(claim.id, claim.mode));
-        let data = ClaimRecord::new(claim).encode();
+        let data = NodeRecord::new(claim).encode();
         let create = session.create(&node, &data, self.acl, CreateMode::EphemeralSequential);
         let list = session.children(parent, false);
         Ok(NodeLookup::Requested { create, list })
@@ -334,7 +334,7 @@ impl ZooKeeperCore {
         let entry = claims
             .entries
             .entry(context.claim.id)
-            .or_insert_with(|| TrackedClaim::new(&context.session, context.tag, status.epoch));
+            .or_insert_with(|| ClaimEntry::new(&context.session, context.tag, status.epoch));
         entry.epoch = status.epoch;
         entry.node = Some(node.clone());
         Ok(true)
@@ -383,7 +383,7 @@ impl ZooKeeperCore {
         let path = format!("{parent}/{child}");
         match session.data(&path, false).data().await {
             Ok((data, stat)) => {
-                let token = ClaimRecord::decode(&data)
+                let token = NodeRecord::decode(&data)
                     .map_or_else(|| token_of(stat.czxid), |record| record.token(stat.czxid));
                 let node = ClaimNode { path, token };
                 let is_ours = self.track_node(context, &node, stat.ephemeral_owner)?;

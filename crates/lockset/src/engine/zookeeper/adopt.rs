@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::claim_table::{ClaimNode, TrackedClaim};
+use super::claim_table::{ClaimEntry, ClaimNode};
 use super::client::{ConnectRequest, Session, ZkErrorCode};
-use super::record::ClaimRecord;
+use super::record::NodeRecord;
 use super::renew::RenewalTarget;
 use super::{CONNECT_TIMEOUT, SessionTag, ZooKeeperCore};
 use crate::engine::{Claim, ClaimId, Grant};
@@ -56,7 +56,7 @@ impl ZooKeeperCore {
         let node = ClaimNode { path: key.path, token: grant.token };
         match own_entry {
             // Detached by this client, which still has the session.
-            Some(TrackedClaim { session, tag, .. }) => {
+            Some(ClaimEntry { session, tag, .. }) => {
                 self.track_session(successor, node, session, tag).await?;
             }
             None => drop(self.attach_session(successor, node, session).await?),
@@ -70,7 +70,7 @@ impl ZooKeeperCore {
         claim: &Claim,
         grant: &Grant,
         path: &str,
-    ) -> Result<(ClaimRecord, i32)> {
+    ) -> Result<(NodeRecord, i32)> {
         let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
         if !path.starts_with(&format!("{}/", self.paths.lock_parent(&claim.name)?)) {
             return Err(forgotten());
@@ -82,13 +82,13 @@ impl ZooKeeperCore {
             Err(error) if error.is(ZkErrorCode::NO_NODE) => return Err(forgotten()),
             found => found?,
         };
-        let record = ClaimRecord::decode(&data);
+        let record = NodeRecord::decode(&data);
         let record = record.filter(|record| record.token(stat.czxid) == grant.token);
         record.map(|record| (record, stat.version)).ok_or_else(forgotten)
     }
 
     /// The claim that holds by the node at `path`.
-    pub(super) fn holding_claim(&self, path: &str, record: &ClaimRecord) -> Option<ClaimId> {
+    pub(super) fn holding_claim(&self, path: &str, record: &NodeRecord) -> Option<ClaimId> {
         let first = self.layout.claim_id(path.rsplit('/').next()?)?;
         Some(record.claim(first))
     }
@@ -122,7 +122,7 @@ impl ZooKeeperCore {
                 false => Err(error),
             };
         }
-        let mut entry = TrackedClaim::new(&session, tag, session.status().epoch);
+        let mut entry = ClaimEntry::new(&session, tag, session.status().epoch);
         entry.node = Some(node.clone());
         entry.lease = Some(session.valid_until());
         self.claims().entries.insert(claim.id, entry);

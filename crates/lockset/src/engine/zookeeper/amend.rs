@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::claim_table::ClaimNode;
 use super::client::{CreateMode, MultiOp, Session, ZkErrorCode, ZkRequestError};
-use super::record::{ClaimRecord, ZooKeeperKey, edit_record};
+use super::record::{NodeRecord, ZooKeeperKey, edit_record};
 use super::{CONNECT_TIMEOUT, MAIN_SESSION, SessionTag, ZooKeeperCore};
 use crate::engine::{Claim, Grant, Mode};
 use crate::error::{Error, LossReason, Result};
@@ -20,7 +20,7 @@ impl ZooKeeperCore {
         let queued = self.layout.queue_node(node.name()).ok_or_else(lost)?;
         let prefix = self.layout.node_prefix(claim.id, Mode::Shared);
         let path = format!("{}/{prefix}{}", node.parent(), queued.sequence_text());
-        let data = ClaimRecord::new(claim).with_token(grant.token).encode();
+        let data = NodeRecord::new(claim).with_token(grant.token).encode();
         let (acl, mode) = (self.acl, CreateMode::Ephemeral);
         let ops = [
             MultiOp::Create { path: path.clone(), data, acl, mode },

@@ -14,7 +14,7 @@ use crate::token::Token;
 
 #[derive(Debug, Default)]
 pub(super) struct ClaimTable {
-    pub(super) entries: FastMap<ClaimId, TrackedClaim>,
+    pub(super) entries: FastMap<ClaimId, ClaimEntry>,
     /// Claims that are over and whose nodes may still exist.
     deletions: FastMap<ClaimId, NodeDeletion>,
     /// The watched nodes of held locks.
@@ -23,7 +23,7 @@ pub(super) struct ClaimTable {
 }
 
 impl ClaimTable {
-    pub(super) fn remove(&mut self, id: ClaimId) -> Option<TrackedClaim> {
+    pub(super) fn remove(&mut self, id: ClaimId) -> Option<ClaimEntry> {
         let entry = self.entries.remove(&id)?;
         if let Some(node) = &entry.node {
             self.watched.remove(&node.path);
@@ -39,7 +39,7 @@ impl ClaimTable {
     pub(super) fn end(&mut self, id: ClaimId, parent: &str) -> Option<NodeDeletion> {
         if let Some(entry) = self.remove(id) {
             let (path, parent) = (entry.known_path(), parent.to_owned());
-            let TrackedClaim { session, tag, epoch, .. } = entry;
+            let ClaimEntry { session, tag, epoch, .. } = entry;
             self.deletions.insert(id, NodeDeletion { session, tag, epoch, parent, path });
         }
         self.deletions.get(&id).cloned()
@@ -48,7 +48,7 @@ impl ClaimTable {
     /// Ends the claims whose leases are over, with how to delete their nodes. A lock's own session
     /// ends by itself, unless the owner of its ticket renews it in another process.
     pub(super) fn end_unrenewed(&mut self, now: Moment) -> Vec<(ClaimId, NodeDeletion)> {
-        let is_over = |entry: &TrackedClaim| entry.lease.is_some_and(|lease| lease <= now);
+        let is_over = |entry: &ClaimEntry| entry.lease.is_some_and(|lease| lease <= now);
         let over = self.entries.iter().filter(|(_, entry)| is_over(entry));
         let over: Vec<_> = over
             .filter_map(|(id, entry)| {
@@ -84,7 +84,7 @@ impl ClaimTable {
 
 /// A claim that has a node, or may have one.
 #[derive(Debug)]
-pub(super) struct TrackedClaim {
+pub(super) struct ClaimEntry {
     pub(super) session: Arc<Session>,
     pub(super) tag: SessionTag,
     pub(super) epoch: u64,
@@ -98,7 +98,7 @@ pub(super) struct TrackedClaim {
     pub(super) moving_to: Option<String>,
 }
 
-impl TrackedClaim {
+impl ClaimEntry {
     /// A claim whose node is about to be created.
     pub(super) fn new(session: &Arc<Session>, tag: SessionTag, epoch: u64) -> Self {
         Self {

@@ -17,7 +17,7 @@ pub(super) use self::request::{
 pub(super) use self::servers::ServerList;
 pub(super) use self::session::{Session, SessionEvent, event_sink};
 pub(super) use self::wire::{
-    Acl, ConnectRequest, CreateMode, MultiOp, NodeStat, WatchEvent, WatchEventKind, ZkErrorCode,
+    Acl, ConnectRequest, CreateMode, MultiOp, NodeEvent, NodeStat, WatchEventKind, ZkErrorCode,
 };
 
 mod connection;

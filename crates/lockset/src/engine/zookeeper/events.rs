@@ -7,9 +7,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
 
-use super::claim_table::TrackedClaim;
-use super::client::{SessionEvent, WatchEvent, WatchEventKind};
-use super::record::ClaimRecord;
+use super::claim_table::ClaimEntry;
+use super::client::{NodeEvent, SessionEvent, WatchEventKind};
+use super::record::NodeRecord;
 use super::release::NodeDeletion;
 use super::{MAIN_SESSION, SessionTag, ZooKeeperCore};
 use crate::engine::{ClaimId, Event};
@@ -92,7 +92,7 @@ impl ZooKeeperCore {
         let held = self.held_claims(tag);
         let mut claims = self.claims();
         for id in held {
-            let outlasts = |entry: &TrackedClaim| entry.lease > Some(entry.session.valid_until());
+            let outlasts = |entry: &ClaimEntry| entry.lease > Some(entry.session.valid_until());
             let entry = claims.entries.get(&id).filter(|entry| outlasts(entry));
             let parent = entry.and_then(|entry| Some(entry.node.as_ref()?.parent().to_owned()));
             if let Some(parent) = parent {
@@ -104,8 +104,8 @@ impl ZooKeeperCore {
     }
 
     /// The node of a held lock was deleted, or its record changed.
-    fn on_node_changed(self: &Arc<Self>, event: &WatchEvent) {
-        let WatchEvent { kind, path } = event;
+    fn on_node_changed(self: &Arc<Self>, event: &NodeEvent) {
+        let NodeEvent { kind, path } = event;
         let mut claims = self.claims();
         let Some(id) = claims.watched.get(path).copied() else { return };
         let is_held = claims.entries.get(&id).is_some_and(|entry| entry.lease.is_some());
@@ -129,7 +129,7 @@ impl ZooKeeperCore {
         self.runtime.spawn(async move {
             match session.data(&path, true).data().await {
                 Ok((data, _)) => {
-                    if ClaimRecord::decode(&data).is_some_and(|record| record.revoked) {
+                    if NodeRecord::decode(&data).is_some_and(|record| record.revoked) {
                         core.signal(Event::LastLease(id));
                     }
                 }

@@ -9,7 +9,7 @@ use super::admission::count_holders;
 use super::cells::cell_of;
 use super::client::{NodeStat, ZkErrorCode, ZkRequestError};
 use super::layout::QueueNode;
-use super::record::ClaimRecord;
+use super::record::NodeRecord;
 use super::{CONNECT_TIMEOUT, ZooKeeperCore};
 use crate::engine::{Cell, ClaimId, Holder, LockState, Waiter};
 use crate::error::Result;
@@ -19,7 +19,7 @@ use crate::name::{Name, Note, Prefix};
 pub(super) struct ObservedNode {
     pub(super) node: QueueNode,
     /// `None` if it is not lockset's, or not readable for this user.
-    pub(super) record: Option<ClaimRecord>,
+    pub(super) record: Option<NodeRecord>,
     stat: NodeStat,
 }
 
@@ -82,7 +82,7 @@ impl ZooKeeperCore {
         for (node, read) in nodes.into_iter().zip(reads) {
             match read.data().await {
                 Ok((data, stat)) => {
-                    let record = ClaimRecord::decode(&data);
+                    let record = NodeRecord::decode(&data);
                     queue.push(ObservedNode { node, record, stat });
                 }
                 // It was deleted meanwhile.
@@ -106,7 +106,7 @@ impl ZooKeeperCore {
         let lease = claim.and_then(|id| self.claims().entries.get(&id)?.lease);
         let left = match lease {
             Some(lease) => lease.saturating_duration_since(self.clock.now()),
-            None => record.map_or(self.timeout, ClaimRecord::ttl),
+            None => record.map_or(self.timeout, NodeRecord::ttl),
         };
         Holder {
             claim,

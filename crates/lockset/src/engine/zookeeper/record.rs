@@ -14,7 +14,7 @@ const FORMAT_VERSION: u32 = 1;
 
 /// The data of a claim's node, as JSON. A node with other data belongs to another program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ClaimRecord {
+pub(super) struct NodeRecord {
     /// The version of this format.
     lockset: u32,
     ttl_ms: u64,
@@ -31,7 +31,7 @@ pub(super) struct ClaimRecord {
     pub(super) revoked: bool,
 }
 
-impl ClaimRecord {
+impl NodeRecord {
     pub(super) fn new(claim: &Claim) -> Self {
         Self {
             lockset: FORMAT_VERSION,
@@ -94,12 +94,12 @@ pub(super) fn token_of(czxid: i64) -> Token {
 pub(super) async fn edit_record(
     session: &Session,
     path: &str,
-    change: impl Fn(&mut ClaimRecord),
+    change: impl Fn(&mut NodeRecord),
 ) -> ZkResult<()> {
     loop {
         let (data, stat) = session.data(path, false).data().await?;
         // Other data cannot be there: the path contains the id of a claim of ours.
-        let Some(mut record) = ClaimRecord::decode(&data) else {
+        let Some(mut record) = NodeRecord::decode(&data) else {
             return Err(ZkRequestError::Refused(ZkErrorCode::NO_NODE));
         };
         change(&mut record);
@@ -181,12 +181,12 @@ mod tests {
     #[test]
     fn data_of_other_programs_is_not_a_record() {
         for data in [&b""[..], b"127.0.1.1", b"{}", b"me", b"\xff", b"{\"lockset\":1}"] {
-            assert_eq!(ClaimRecord::decode(data), None, "{data:?}");
+            assert_eq!(NodeRecord::decode(data), None, "{data:?}");
         }
         let ours = br#"{"lockset":1,"ttl_ms":30000,"note":{"by":"1@h","text":"x"},"new":7}"#;
-        let ours = ClaimRecord::decode(ours).unwrap();
+        let ours = NodeRecord::decode(ours).unwrap();
         assert_eq!((ours.ttl().as_secs(), ours.token(9)), (30, Token::new(9)));
-        assert_eq!(ClaimRecord::decode(&ours.encode()), Some(ours.clone()));
+        assert_eq!(NodeRecord::decode(&ours.encode()), Some(ours.clone()));
         assert_eq!(ours.with_token(Token::new(5)).token(9), Token::new(5));
     }
 

@@ -8,7 +8,7 @@ use super::admission::{AdmissionDecision, count_holders, decide};
 use super::client::{Session, ZkErrorCode, ZkRequestError, ZkResult, unreachable_error};
 use super::inspect::{ObservedNode, queue_nodes};
 use super::layout::{Layout, sequence_number};
-use super::record::{ClaimRecord, edit_record};
+use super::record::{NodeRecord, edit_record};
 use super::{CONNECT_TIMEOUT, MAIN_SESSION, SessionTag, ZooKeeperCore};
 use crate::engine::{Break, Claim, ClaimId, Grant, Holder};
 use crate::error::{Error, Result};
@@ -147,7 +147,8 @@ impl ZooKeeperCore {
         self.delete_node(claim.id, &deletion).await.map_err(Error::from)
     }
 
-    /// Whether the node at `path` was passed on to another claim, as that of a detachable lock may be.
+    /// Whether the node at `path` was passed on to another claim, as that of a detachable lock may
+    /// be.
     async fn is_owned_by_another(&self, id: ClaimId, path: Option<String>) -> Result<bool> {
         let Some(path) = path else { return Ok(false) };
         self.wait_connected().await?;
@@ -156,7 +157,7 @@ impl ZooKeeperCore {
         let owner = match data.data().await {
             Err(error) if error.is(ZkErrorCode::NO_NODE) => None,
             read => {
-                let record = ClaimRecord::decode(&read?.0);
+                let record = NodeRecord::decode(&read?.0);
                 record.and_then(|record| self.holding_claim(&path, &record))
             }
         };
@@ -231,7 +232,7 @@ impl NodeDeletion {
             // A detachable lock may have been passed on to another claim, by the same node.
             let owner = match session.data(&path, false).data().await {
                 Err(error) if error.is(ZkErrorCode::NO_NODE) => continue,
-                read => ClaimRecord::decode(&read?.0).map_or(id, |record| record.claim(id)),
+                read => NodeRecord::decode(&read?.0).map_or(id, |record| record.claim(id)),
             };
             if owner == id {
                 session.delete(&path).deleted().await?;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tokio::sync::oneshot;
 
-use super::claim_table::{ClaimNode, TrackedClaim};
+use super::claim_table::{ClaimEntry, ClaimNode};
 use super::client::{Session, SessionEvent, ZkErrorCode, ZkRequestError, ZkResult};
-use super::record::{ClaimRecord, ZooKeeperKey};
+use super::record::{NodeRecord, ZooKeeperKey};
 use super::{CONNECT_TIMEOUT, MAIN_SESSION, ZooKeeperCore};
 use crate::engine::{Claim, Grant};
 use crate::error::{Error, LossReason, Result};
@@ -121,11 +121,11 @@ impl ZooKeeperCore {
         // been stalled for long.
         let now = session.status().epoch;
         let path = match self.claims().entries.get_mut(&claim.id) {
-            Some(TrackedClaim { epoch, .. }) if *epoch != now => {
+            Some(ClaimEntry { epoch, .. }) if *epoch != now => {
                 return Err(Error::lost(&claim.name, LossReason::SessionEnded));
             }
             // A concurrent downgrade may have moved the node.
-            Some(TrackedClaim { lease, node: Some(node), .. }) => {
+            Some(ClaimEntry { lease, node: Some(node), .. }) => {
                 // A slower concurrent renewal must not shorten what was promised.
                 *lease = (*lease).max(Some(valid_until));
                 node.path.clone()
@@ -171,9 +171,9 @@ impl ZooKeeperCore {
                 _ => return lost(LossReason::Broken),
             }
         };
-        let record = ClaimRecord::decode(&data);
+        let record = NodeRecord::decode(&data);
         // Data of another program says nothing about the lock: the path is the claim's.
-        let is_of_another = |record: &ClaimRecord| {
+        let is_of_another = |record: &NodeRecord| {
             let is_own = self.holding_claim(&path, record) == Some(claim.id);
             record.token(stat.czxid) != grant.token || !is_own
         };

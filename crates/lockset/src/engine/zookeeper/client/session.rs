@@ -11,14 +11,14 @@ use super::request::{PendingReply, ZkRequestError, unreachable_error};
 use super::servers::ServerList;
 use super::session_lease::SessionLease;
 use super::shared::SessionShared;
-use super::wire::{self, Acl, ConnectRequest, CreateMode, MultiOp, OpCode, WatchEvent};
+use super::wire::{self, Acl, ConnectRequest, CreateMode, MultiOp, NodeEvent, OpCode};
 use crate::clock::{Clock, Moment};
 use crate::error::Result;
 
 /// What a session reports unasked.
 #[derive(Debug)]
 pub(crate) enum SessionEvent {
-    NodeChanged(WatchEvent),
+    NodeChanged(NodeEvent),
     Connected,
     Disconnected,
     /// All earlier events have been handled.

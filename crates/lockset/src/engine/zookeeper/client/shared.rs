@@ -16,8 +16,8 @@ use super::servers::ServerList;
 use super::session::{EventSink, SessionEvent, SessionStatus};
 use super::session_lease::SessionLease;
 use super::wire::{
-    self, ConnectRequest, ConnectResponse, JuteReader, JuteWriter, MalformedReply, OpCode,
-    ReplyHeader, WatchEvent, ZkErrorCode,
+    self, ConnectRequest, ConnectResponse, JuteReader, JuteWriter, MalformedReply, NodeEvent,
+    OpCode, ReplyHeader, ZkErrorCode,
 };
 use crate::clock::{Clock, Moment};
 use crate::error::Error;
@@ -304,7 +304,7 @@ impl SessionShared {
         let header = ReplyHeader::read(&mut reader)?;
         match header.xid {
             wire::WATCH_XID => {
-                if let Some(event) = WatchEvent::read(&mut reader)? {
+                if let Some(event) = NodeEvent::read(&mut reader)? {
                     self.on_watch_event(event);
                 }
             }
@@ -343,7 +343,7 @@ impl SessionShared {
         Ok(())
     }
 
-    fn on_watch_event(&self, event: WatchEvent) {
+    fn on_watch_event(&self, event: NodeEvent) {
         let waiting = self.state().watches.remove(&event.path).unwrap_or_default();
         for waiting in waiting.iter().filter_map(Weak::upgrade) {
             waiting.notify_one();

@@ -314,12 +314,12 @@ pub(crate) enum WatchEventKind {
 
 /// A change of a watched node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WatchEvent {
+pub(crate) struct NodeEvent {
     pub(crate) kind: WatchEventKind,
     pub(crate) path: String,
 }
 
-impl WatchEvent {
+impl NodeEvent {
     /// `None` for an event about the session, of which the connection itself tells more.
     pub(super) fn read(reader: &mut JuteReader<'_>) -> Result<Option<Self>, MalformedReply> {
         let (kind, _state, path) = (reader.int()?, reader.int()?, reader.string()?);
