@@ -124,21 +124,16 @@ impl ZooKeeperCore {
             }
             return;
         }
-        let Some(entry) = claims.entries.get(&id) else { return };
+        let Some(entry) = claims.entries.get_mut(&id) else { return };
+        // The next renewal reads the record: the lock may have been revoked, or passed on to
+        // another claim by a client that is connected to another server.
+        entry.watched_on = 0;
         let (session, path, core) = (entry.session.clone(), path.clone(), self.clone());
         self.runtime.spawn(async move {
-            match session.data(&path, true).data().await {
-                Ok((data, _)) => {
-                    if NodeRecord::decode(&data).is_some_and(|record| record.revoked) {
-                        core.signal(Event::LastLease(id));
-                    }
-                }
-                // The next renewal reads it.
-                Err(_) => {
-                    if let Some(entry) = core.claims().entries.get_mut(&id) {
-                        entry.watched_on = 0;
-                    }
-                }
+            if let Ok((data, _)) = session.data(&path, true).data().await
+                && NodeRecord::decode(&data).is_some_and(|record| record.revoked)
+            {
+                core.signal(Event::LastLease(id));
             }
         });
     }
