@@ -68,8 +68,12 @@ pub(super) fn classify(error: RedisError) -> RedisRequestError {
             _ => RedisRequestError::Refused(with_code(what, retryable)),
         },
         None if error.to_string().contains("invalid peer certificate") => {
-            let what = "the server's certificate is not trusted; check host name and `ca`";
-            RedisRequestError::Refused(unreachable_error(what.to_owned(), false, Some(&error)))
+            let text = error.to_string();
+            let reason = text.split("invalid peer certificate: ").nth(1).unwrap_or("invalid");
+            let what = format!(
+                "the server's certificate is not trusted ({reason}); check host name and `ca`"
+            );
+            RedisRequestError::Refused(unreachable_error(what, false, Some(&error)))
         }
         // The TLS alert says why; usually our own certificate is missing or wrong.
         None if error.to_string().contains("received fatal alert") => {
