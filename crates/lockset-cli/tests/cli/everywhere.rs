@@ -403,10 +403,10 @@ fn an_engine_that_does_not_reply_is_not_waited_for_when_the_lock_is_lost(home: &
         assert!(ended.elapsed() < Duration::from_secs(1), "{name}: {:?}", ended.elapsed());
         assert_eq!(code(&output), 76, "{output:?}");
         let said = stderr(&output);
-        assert!(
-            said.contains("so the lock ends with its lease") && said.lines().count() == 1,
-            "{name}: {said}"
-        );
+        // On a busy machine the lease may have ended on the way: then nothing is left to it.
+        let explained = ["so the lock ends with its lease", "has ended"];
+        let is_explained = explained.iter().any(|part| said.contains(part));
+        assert!(is_explained && said.lines().count() == 1, "{name}: {said}");
         drop(blocked);
         std::fs::remove_file(home.path("pid")).unwrap();
     }
