@@ -8,10 +8,10 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::{
-    Admission, Amend, Capabilities, Claim, Engine, Event, Grant, Health, Hint, Renewal, Scope,
-    Swap, Version, Wait,
+    Admission, Amend, Capabilities, Claim, Engine, Event, FencedNode, Grant, Health, Hint, Renewal,
+    Scope, Swap, Version, Wait,
 };
-use lockset::{Break, Holder, LockState, Name, Prefix, Result, Token};
+use lockset::{Break, Error, Holder, LockState, Name, Prefix, Result, Token};
 use tokio::sync::watch;
 
 /// An engine on top of another. Each method delegates to the inner engine unless it is overridden.
@@ -41,7 +41,7 @@ pub trait Layer: Debug + Send + Sync + 'static {
     }
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
-        self.inner().raise(claim, grant, to).await
+        fenced_node(self.inner())?.raise(claim, grant, to).await
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
@@ -90,7 +90,7 @@ pub trait Layer: Debug + Send + Sync + 'static {
     }
 
     async fn health(&self) -> Result<Health> {
-        self.inner().health().await
+        fenced_node(self.inner())?.health().await
     }
 
     async fn close(&self) {
@@ -122,10 +122,6 @@ impl<L: Layer> Engine for Layered<L> {
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         self.0.renew(batch).await
-    }
-
-    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
-        self.0.raise(claim, grant, to).await
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
@@ -173,13 +169,34 @@ impl<L: Layer> Engine for Layered<L> {
         self.0.events()
     }
 
-    async fn health(&self) -> Result<Health> {
-        self.0.health().await
-    }
-
     async fn close(&self) {
         self.0.close().await;
     }
+
+    fn as_fenced_node(&self) -> Option<&dyn FencedNode> {
+        self.0.inner().as_fenced_node().map(|_| self as &dyn FencedNode)
+    }
+}
+
+#[async_trait]
+impl<L: Layer> FencedNode for Layered<L> {
+    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
+        self.0.raise(claim, grant, to).await
+    }
+
+    async fn health(&self) -> Result<Health> {
+        self.0.health().await
+    }
+}
+
+/// The engine as a node of a quorum.
+///
+/// # Errors
+/// [`Error::Unsupported`] if it cannot be one.
+pub fn fenced_node(engine: &Arc<dyn Engine>) -> Result<&dyn FencedNode> {
+    let engine_name = engine.capabilities().engine;
+    let what = "tokens chosen by the caller".to_owned();
+    engine.as_fenced_node().ok_or(Error::Unsupported { engine: engine_name, what })
 }
 
 /// Decides whether a backend responds. Clones share one switch.
@@ -246,7 +263,7 @@ impl Layer for Freezable {
     }
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
-        self.through(self.inner.raise(claim, grant, to)).await
+        self.through(fenced_node(&self.inner)?.raise(claim, grant, to)).await
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
@@ -291,7 +308,7 @@ impl Layer for Freezable {
     }
 
     async fn health(&self) -> Result<Health> {
-        self.through(self.inner.health()).await
+        self.through(fenced_node(&self.inner)?.health()).await
     }
 
     fn events(&self) -> BoxStream<'static, Event> {

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use lockset::Lockset;
 use lockset::clock::{Clock, Moment};
-use lockset::engine::Engine;
 use lockset::engine::redlock::{Redlock, RedlockOptions};
+use lockset::engine::{Engine, FencedNode};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::watch;
@@ -265,7 +265,7 @@ impl World {
             );
             cut_switch.push(network.cut_switch());
             let inner = wrap_link(index, Arc::new(Layered(network)));
-            Arc::new(Layered(Freezable { inner, switch: switch.clone() })) as Arc<dyn Engine>
+            Arc::new(Layered(Freezable { inner, switch: switch.clone() })) as Arc<dyn FencedNode>
         });
         let quorum = Redlock::over(links.collect(), RedlockOptions::default(), self.clock.clone());
         let quorum = Arc::new(quorum.unwrap());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::redis::{Redis, RedisOptions};
-use lockset::engine::{self, Admission, Amend, Claim, Engine, Renewal, Wait};
+use lockset::engine::{self, Admission, Amend, Claim, Engine, FencedNode, Renewal, Wait};
 use lockset::{Break, Error, LossReason, Mode, Token};
 use lockset_testkit::proxy::Proxy;
 use lockset_testkit::stage::{ClockSkew, DURABLE, RedisCluster, RedisServer};

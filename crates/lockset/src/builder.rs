@@ -255,6 +255,7 @@ async fn open_redis(url: Url, builder: &Builder) -> Result<Arc<dyn Engine>> {
 
 #[cfg(feature = "redis")]
 async fn open_redlock(url: &Url) -> Result<Arc<dyn Engine>> {
+    use crate::engine::FencedNode;
     use crate::engine::redis::{Quorum, Redis, RedisOptions};
     use crate::engine::redlock::{Redlock, RedlockOptions};
 
@@ -266,7 +267,7 @@ async fn open_redlock(url: &Url) -> Result<Arc<dyn Engine>> {
     }
     options.node_timeout = url.duration("node_timeout")?;
     let nodes = RedisOptions::of_nodes(url, &Quorum::new(options.max_ttl))?;
-    let mut engines = Vec::<Arc<dyn Engine>>::new();
+    let mut engines = Vec::<Arc<dyn FencedNode>>::new();
     for node in futures_util::future::join_all(nodes.into_iter().map(Redis::connect)).await {
         engines.push(Arc::new(node?));
     }

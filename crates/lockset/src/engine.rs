@@ -73,13 +73,6 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// result per entry, in the order of the batch. An error says nothing about the lock.
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>>;
 
-    /// Raises the fence of an exclusively held lock to `to`, which becomes its token.
-    ///
-    /// # Errors
-    /// [`Error::Lost`] if the claim does not hold the lock exclusively or the fence is already
-    /// above `to`.
-    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant>;
-
     /// Changes a held lock in place.
     ///
     /// # Errors
@@ -156,16 +149,33 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// Events about claims of this client. Called once, by the client's keeper.
     fn events(&self) -> BoxStream<'static, Event>;
 
-    /// The health of the home itself, for a quorum that must know how far to rely on each node.
+    /// This engine as a node of a quorum, if it can be one.
+    fn as_fenced_node(&self) -> Option<&dyn FencedNode> {
+        None
+    }
+
+    /// Ends the engine's own tasks and connections. Called once, after the last release.
+    async fn close(&self) {}
+}
+
+/// An engine that can be a node of a quorum: its tokens can be chosen by the caller. It accepts
+/// claims with a [`floor`](Claim::floor); other engines reject them.
+#[async_trait]
+pub trait FencedNode: Engine {
+    /// Raises the fence of an exclusively held lock to `to`, which becomes its token.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the claim does not hold the lock exclusively or the fence is already
+    /// above `to`.
+    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant>;
+
+    /// The health of the home itself: how far the quorum can rely on this node.
     ///
     /// # Errors
     /// [`Error::Unreachable`].
     async fn health(&self) -> Result<Health> {
         Ok(Health::default())
     }
-
-    /// Ends the engine's own tasks and connections. Called once, after the last release.
-    async fn close(&self) {}
 }
 
 /// The health of a home.

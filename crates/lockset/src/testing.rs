@@ -54,7 +54,6 @@ use crate::error::{Error, LossReason, Result};
 use crate::locks::Lockset;
 use crate::name::{Name, Prefix};
 use crate::sync;
-use crate::token::Token;
 
 /// A lock server inside a test; see the [module](self).
 #[derive(Debug)]
@@ -224,10 +223,6 @@ impl Engine for FaultyEngine {
             other => other,
         });
         explained.collect()
-    }
-
-    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
-        self.connection.send(self.inner.raise(claim, grant, to)).await
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {

@@ -169,6 +169,7 @@ impl Url {
     }
 
     /// A URL without options.
+    #[allow(dead_code, reason = "the engines that are compiled in decide whether it is used")]
     pub(crate) fn new(scheme: &str, rest: &str) -> Self {
         Self { scheme: scheme.to_owned(), rest: rest.to_owned(), options: Vec::new() }
     }

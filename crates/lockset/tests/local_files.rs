@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use futures_util::{FutureExt, StreamExt};
 use lockset::engine::local::{Local, LocalOptions};
 use lockset::engine::{
-    Admission, Amend, Claim, ClaimId, Engine, Event, Grant, Mode, Renewal, Version, Wait,
+    Admission, Amend, Claim, ClaimId, Engine, Event, FencedNode, Grant, Mode, Renewal, Version,
+    Wait,
 };
 use lockset::{Error, LossReason, Note, Token};
 

@@ -49,7 +49,7 @@ use lockset::engine::{
     Admission, Amend, Break, Capabilities, Claim, Engine, Event, Grant, Hint, Holder, LockState,
     Renewal, Scope, Swap, Version, Wait,
 };
-use lockset::{Error, LossReason, Mode, Name, Prefix, Result, Token};
+use lockset::{Error, LossReason, Mode, Name, Prefix, Result};
 
 use crate::folder::Folder;
 use crate::record::Record;
@@ -149,10 +149,6 @@ impl Engine for Files {
             replies.push(self.change(&claim.name, renew).await);
         }
         replies
-    }
-
-    async fn raise(&self, _: &Claim, _: &Grant, _: Token) -> Result<Grant> {
-        Err(unsupported("raising the fence"))
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {

@@ -75,15 +75,16 @@ pub async fn raise_lifts_the_fence_and_never_lowers_it(stage: &dyn Stage) {
     let claim = claim(stage, "floor", LockKind::Mutex.mode());
     let first = engine.acquire(&claim, Wait::No).await.unwrap().granted().expect("it is free");
     let above = Token::new(first.token.get() + 10);
-    let raised = engine.raise(&claim, &first, above).await.unwrap();
+    let node = engine.as_fenced_node().expect("its fence can be raised");
+    let raised = node.raise(&claim, &first, above).await.unwrap();
     assert_eq!(raised.token, above);
     assert!(renews(&*engine, &claim, &raised).await, "the raised token is the claim's");
     assert!(!renews(&*engine, &claim, &first).await, "the old one no longer is");
 
     let below = Token::new(above.get() - 1);
-    let lowered = engine.raise(&claim, &raised, below).await;
+    let lowered = node.raise(&claim, &raised, below).await;
     assert!(matches!(lowered, Err(Error::Lost { .. })), "it was lowered: {lowered:?}");
-    let stale = engine.raise(&claim, &first, Token::new(above.get() + 5)).await;
+    let stale = node.raise(&claim, &first, Token::new(above.get() + 5)).await;
     assert!(matches!(stale, Err(Error::Lost { .. })), "by an old token: {stale:?}");
     engine.release(&claim, &raised, None).await.unwrap();
     assert_eq!(granted_above(stage, &*engine, Some(1)).await, above.get() + 1);

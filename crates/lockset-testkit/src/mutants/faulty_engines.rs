@@ -18,7 +18,7 @@ use lockset::{
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::layer::Layer;
+use crate::layer::{Layer, fenced_node};
 
 /// Locks another name than the claim says.
 #[derive(Debug)]
@@ -287,7 +287,7 @@ impl Layer for PrefersOwnProcess {
         let Some(next) = next else { return self.0.release(&by, grant, None).await };
         let token = Token::new(grant.token.get() + 1);
         self.1.swap(next, by.clone());
-        self.0.raise(&by, grant, token).await.map(Some)
+        fenced_node(&self.0)?.raise(&by, grant, token).await.map(Some)
     }
 }
 
@@ -440,7 +440,7 @@ impl Layer for GrantsAgain {
             return Ok(Admission::Granted(grant));
         }
         let token = Token::new(grant.token.get() + 1);
-        self.0.raise(claim, &grant, token).await.map(Admission::Granted)
+        fenced_node(&self.0)?.raise(claim, &grant, token).await.map(Admission::Granted)
     }
 }
 
@@ -583,7 +583,7 @@ impl Layer for LowersFence {
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
         match to < grant.token {
             true => Ok(Grant { token: to, ..grant.clone() }),
-            false => self.0.raise(claim, grant, to).await,
+            false => fenced_node(&self.0)?.raise(claim, grant, to).await,
         }
     }
 }

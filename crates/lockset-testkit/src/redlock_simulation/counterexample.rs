@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use super::history::Acquisition;
 use super::node::repeat;
 use super::{Client, Flaw, WallClock, World, in_virtual_time};
-use crate::layer::{Layer, Layered};
+use crate::layer::{Layer, Layered, fenced_node};
 
 const TTL: Duration = Duration::from_secs(10);
 
@@ -129,6 +129,6 @@ impl Layer for HoldsRaise {
             self.held.arrived.notify_one();
             self.held.proceed.notified().await;
         }
-        self.inner.raise(claim, grant, to).await
+        fenced_node(&self.inner)?.raise(claim, grant, to).await
     }
 }

@@ -8,7 +8,7 @@ use lockset::clock::{Clock, Moment};
 use lockset::engine::{Admission, Claim, ClaimId, Engine, Grant, Renewal, Wait, drift};
 use lockset::{LossReason, Result, Token};
 
-use crate::layer::{Layer, Layered};
+use crate::layer::{Layer, Layered, fenced_node};
 
 /// A bug of the nodes, or of how a client evaluates their replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +165,7 @@ impl Layer for Flawed {
     }
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
-        let raised = self.node.raise(claim, grant, to).await;
+        let raised = fenced_node(&self.node)?.raise(claim, grant, to).await;
         let grants = match self.flaw {
             Flaw::QuorumOfHalf | Flaw::RaisesBlindly => true,
             Flaw::RaisesByHolder => self.own_token(claim).await.is_some(),

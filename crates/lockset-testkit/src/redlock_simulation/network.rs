@@ -18,7 +18,7 @@ use super::flaws::NodeFlaw;
 use super::node::SimNode;
 use super::span;
 use super::wall_clock::WallClock;
-use crate::layer::Layer;
+use crate::layer::{Layer, fenced_node};
 
 /// The network of one run: its fault rate and delays.
 #[derive(Debug)]
@@ -301,7 +301,7 @@ impl Layer for NodeLink {
         let (claim, grant) = (claim.clone(), grant.clone());
         self.send(move |engine| {
             let (claim, grant) = (claim.clone(), grant.clone());
-            async move { engine.raise(&claim, &grant, to).await }.boxed()
+            async move { fenced_node(&engine)?.raise(&claim, &grant, to).await }.boxed()
         })
         .await
     }
@@ -349,7 +349,7 @@ impl Layer for NodeLink {
     }
 
     async fn health(&self) -> Result<Health> {
-        self.send(move |engine| async move { engine.health().await }.boxed()).await
+        self.send(move |engine| async move { fenced_node(&engine)?.health().await }.boxed()).await
     }
 
     /// Some events are lost, all are delayed. A clock jump is not reported.

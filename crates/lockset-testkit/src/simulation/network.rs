@@ -16,7 +16,7 @@ use rand::rngs::SmallRng;
 
 use super::span;
 use crate::history::{History, LeasePromise};
-use crate::layer::Layer;
+use crate::layer::{Layer, fenced_node};
 
 /// The network of one run: its fault rate, its delays, and whether the engine is frozen.
 #[derive(Debug)]
@@ -228,8 +228,10 @@ impl Layer for NetworkLayer {
 
     async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
         let (claim, grant) = (claim.clone(), grant.clone());
-        self.send(move |engine| async move { engine.raise(&claim, &grant, to).await }.boxed())
-            .await?
+        let raise = move |engine: Arc<dyn Engine>| {
+            async move { fenced_node(&engine)?.raise(&claim, &grant, to).await }.boxed()
+        };
+        self.send(raise).await?
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockset::Lockset;
 use lockset::clock::Clock;
-use lockset::engine::Engine;
 use lockset::engine::redis::{Redis, RedisOptions};
 use lockset::engine::redlock::{Redlock, RedlockOptions};
+use lockset::engine::{Engine, FencedNode};
 use rustix::process::Signal;
 
 use super::{RedisServer, Stage, Time};
@@ -44,7 +44,7 @@ impl RedlockNodes {
 
     /// An engine with fresh connections to all nodes.
     pub async fn engine(&self) -> Redlock {
-        let mut nodes = Vec::<Arc<dyn Engine>>::new();
+        let mut nodes = Vec::<Arc<dyn FencedNode>>::new();
         for node in &self.nodes {
             let options =
                 RedisOptions { url: node.url().parse().unwrap(), ..RedisOptions::default() };

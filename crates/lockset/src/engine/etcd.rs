@@ -51,7 +51,6 @@ use crate::name::{Name, Prefix};
 use crate::report::report;
 use crate::sync;
 use crate::tls::TlsOptions;
-use crate::token::Token;
 use crate::url::Url;
 
 mod acquire;
@@ -389,10 +388,6 @@ impl Engine for Etcd {
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let replies = self.core.renew(batch).await;
         replies.into_iter().map(Renewal::from_inner).collect()
-    }
-
-    async fn raise(&self, _: &Claim, _: &Grant, _: Token) -> Result<Grant> {
-        Err(unsupported("raising a token: its tokens are revisions of the store"))
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {

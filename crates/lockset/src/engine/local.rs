@@ -37,8 +37,8 @@ use self::store::{Store, Transaction};
 use self::watch::FileWatch;
 use super::common::hints::{RECHECK, told_once};
 use super::{
-    Admission, Amend, Break, Capabilities, Claim, Engine, Event, Grant, Hint, Holder, LockState,
-    Renewal, Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, Engine, Event, FencedNode, Grant, Hint, Holder,
+    LockState, Renewal, Scope, Swap, Version, Wait,
 };
 use crate::clock::Clock;
 use crate::error::{Error, LossReason, Result};
@@ -226,12 +226,6 @@ impl Engine for Local {
         renewals
     }
 
-    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
-        let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
-        let raised = self.store.write(BUSY_TIMEOUT, move |txn| txn.raise(&claim, &grant, to));
-        raised.await.map_err(|error| self.held_error(&name, error))?
-    }
-
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
         let amended = self.store.write(BUSY_TIMEOUT, move |txn| txn.amend(&claim, &grant, &to));
@@ -313,6 +307,19 @@ impl Engine for Local {
     async fn close(&self) {
         self.store.end_watches(BUSY_TIMEOUT).await;
         self.store.close();
+    }
+
+    fn as_fenced_node(&self) -> Option<&dyn FencedNode> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl FencedNode for Local {
+    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
+        let (claim, grant, name) = (claim.clone(), grant.clone(), claim.name.clone());
+        let raised = self.store.write(BUSY_TIMEOUT, move |txn| txn.raise(&claim, &grant, to));
+        raised.await.map_err(|error| self.held_error(&name, error))?
     }
 }
 

@@ -19,8 +19,8 @@ use super::common::admission::{Tally, check_permits, clash};
 use super::common::hints::{HintSenders, told_once};
 use super::common::tombstones::Tombstones;
 use super::{
-    Admission, Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Event, Grant, Hint,
-    Holder, LockState, Mode, Renewal, Scope, Swap, Version, Wait, Waiter, drift,
+    Admission, Amend, Break, Capabilities, Cell, Claim, ClaimId, Engine, Event, FencedNode, Grant,
+    Hint, Holder, LockState, Mode, Renewal, Scope, Swap, Version, Wait, Waiter, drift,
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, LossReason, Result};
@@ -164,20 +164,6 @@ impl Engine for Memory {
         batch.iter().map(|(claim, grant)| Ok(home.renew(claim, grant, self.client, now))).collect()
     }
 
-    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
-        let now = self.clock.now();
-        let mut home = self.home();
-        let lock = home.held(claim, grant, now)?;
-        if claim.mode != Mode::Exclusive || lock.fence > to.get() {
-            return Err(Error::lost(&claim.name, LossReason::Forgotten));
-        }
-        lock.fence = to.get();
-        if let Some(held) = lock.holders.get_mut(&claim.id) {
-            held.token = to;
-        }
-        Ok(Grant { token: to, ..grant.clone() })
-    }
-
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         let now = self.clock.now();
         let mut home = self.home();
@@ -267,6 +253,27 @@ impl Engine for Memory {
 
     fn events(&self) -> BoxStream<'static, Event> {
         told_once(sync::lock(&self.events).take())
+    }
+
+    fn as_fenced_node(&self) -> Option<&dyn FencedNode> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl FencedNode for Memory {
+    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
+        let now = self.clock.now();
+        let mut home = self.home();
+        let lock = home.held(claim, grant, now)?;
+        if claim.mode != Mode::Exclusive || lock.fence > to.get() {
+            return Err(Error::lost(&claim.name, LossReason::Forgotten));
+        }
+        lock.fence = to.get();
+        if let Some(held) = lock.holders.get_mut(&claim.id) {
+            held.token = to;
+        }
+        Ok(Grant { token: to, ..grant.clone() })
     }
 }
 

@@ -45,8 +45,8 @@ use self::watch::WatchList;
 use super::common::hints::told_once;
 use super::common::tombstones::TOMBSTONE_LIFE;
 use super::{
-    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Health, Hint,
-    Holder, LockState, Renewal, Replicas, Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, FencedNode, Grant,
+    Health, Hint, Holder, LockState, Renewal, Replicas, Scope, Swap, Version, Wait,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -316,12 +316,6 @@ impl Engine for Redis {
         replies.into_iter().map(Renewal::from_inner).collect()
     }
 
-    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
-        check_token(to)?;
-        self.core.amend(claim, grant, "raise", &to.to_string()).await?;
-        Ok(Grant { token: to, ..grant.clone() })
-    }
-
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
         match to {
             Amend::Downgrade => self.core.amend(claim, grant, "downgrade", "").await?,
@@ -374,11 +368,24 @@ impl Engine for Redis {
         told_once(sync::lock(&self.core.events).take())
     }
 
-    async fn health(&self) -> Result<Health> {
-        self.core.health().await
-    }
-
     async fn close(&self) {
         self.shut_down();
+    }
+
+    fn as_fenced_node(&self) -> Option<&dyn FencedNode> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl FencedNode for Redis {
+    async fn raise(&self, claim: &Claim, grant: &Grant, to: Token) -> Result<Grant> {
+        check_token(to)?;
+        self.core.amend(claim, grant, "raise", &to.to_string()).await?;
+        Ok(Grant { token: to, ..grant.clone() })
+    }
+
+    async fn health(&self) -> Result<Health> {
+        self.core.health().await
     }
 }

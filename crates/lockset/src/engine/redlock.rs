@@ -41,8 +41,8 @@ use self::nodes::QuorumNodes;
 use super::common::hints::told_once;
 use super::common::tombstones::Tombstones;
 use super::{
-    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, Grant, Hint, Holder,
-    LockState, Mode, Renewal, Scope, Swap, Version, Wait,
+    Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, FencedNode, Grant, Hint,
+    Holder, LockState, Mode, Renewal, Scope, Swap, Version, Wait,
 };
 use crate::clock::{Clock, Moment, wall_micros};
 use crate::error::{Error, LossReason, Result};
@@ -129,7 +129,7 @@ impl Redlock {
     /// # Errors
     /// [`Error::Invalid`] for fewer than three nodes, more than 33, or a node that is named twice.
     pub fn over(
-        nodes: Vec<Arc<dyn Engine>>,
+        nodes: Vec<Arc<dyn FencedNode>>,
         options: RedlockOptions,
         clock: Clock,
     ) -> Result<Self> {
@@ -229,7 +229,7 @@ impl Drop for Redlock {
     }
 }
 
-fn check_nodes(nodes: &[Arc<dyn Engine>]) -> Result<()> {
+fn check_nodes(nodes: &[Arc<dyn FencedNode>]) -> Result<()> {
     let bad = |why: &str| Err(Error::invalid("number of nodes", &nodes.len().to_string(), why));
     if nodes.len() < 3 {
         return bad("a quorum needs at least three nodes; with one, use its own URL");
@@ -427,11 +427,6 @@ impl Engine for Redlock {
             None => Ok(Renewal::Lost(LossReason::Forgotten)),
         });
         outcomes.collect()
-    }
-
-    async fn raise(&self, _: &Claim, _: &Grant, _: Token) -> Result<Grant> {
-        let what = "lifting a token over a quorum".to_owned();
-        Err(Error::Unsupported { engine: ENGINE, what })
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {

@@ -47,7 +47,6 @@ use crate::error::{Error, Result};
 use crate::name::{Name, Prefix};
 use crate::sync;
 use crate::tls::TlsOptions;
-use crate::token::Token;
 use crate::url::Url;
 
 pub use self::layout::Layout;
@@ -308,10 +307,6 @@ impl Engine for ZooKeeper {
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let replies = self.core.renew(batch).await;
         replies.into_iter().map(Renewal::from_inner).collect()
-    }
-
-    async fn raise(&self, _: &Claim, _: &Grant, _: Token) -> Result<Grant> {
-        Err(chosen_tokens_unsupported())
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {

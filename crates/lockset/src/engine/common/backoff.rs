@@ -12,12 +12,14 @@ pub(crate) const RETRY: Backoff =
 
 /// Pauses that double, from the first to the longest.
 #[derive(Debug)]
+#[allow(dead_code, reason = "the engines that are compiled in decide what is used")]
 pub(crate) struct Backoff {
     first: Duration,
     next: Duration,
     longest: Duration,
 }
 
+#[allow(dead_code, reason = "the engines that are compiled in decide what is used")]
 impl Backoff {
     pub(crate) const fn new(first: Duration, longest: Duration) -> Self {
         Self { first, next: first, longest }

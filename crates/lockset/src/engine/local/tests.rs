@@ -372,7 +372,7 @@ async fn apply(
         }
         Verb::Raise(by) => {
             let to = Token::new(grant.token.get() + by);
-            engine.raise(claim, grant, to).await.map(Some)
+            engine.as_fenced_node().unwrap().raise(claim, grant, to).await.map(Some)
         }
         Verb::Downgrade => engine.amend(claim, grant, Amend::Downgrade).await.map(Some),
         Verb::Break(how) => engine.force_release(&claim.name, *how).await.map(|_| None),

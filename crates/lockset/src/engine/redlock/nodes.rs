@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::ENGINE;
 use crate::clock::{Clock, Moment};
-use crate::engine::{Engine, Health, same_server};
+use crate::engine::{FencedNode, Health, same_server};
 use crate::error::{Error, Result};
 use crate::report::report;
 use crate::sync;
@@ -37,7 +37,7 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 /// One of the nodes.
 #[derive(Debug)]
 pub(super) struct QuorumNode {
-    pub(super) engine: Arc<dyn Engine>,
+    pub(super) engine: Arc<dyn FencedNode>,
     out: watch::Sender<bool>,
     /// It did not reply in time, but is needed for a quorum.
     silent: AtomicBool,
@@ -54,7 +54,7 @@ pub(super) struct QuorumNode {
 }
 
 impl QuorumNode {
-    pub(super) fn new(engine: Arc<dyn Engine>) -> Self {
+    pub(super) fn new(engine: Arc<dyn FencedNode>) -> Self {
         Self {
             engine,
             out: watch::Sender::new(false),
@@ -119,7 +119,7 @@ pub(super) struct QuorumNodes {
 
 impl QuorumNodes {
     pub(super) fn new(
-        engines: Vec<Arc<dyn Engine>>,
+        engines: Vec<Arc<dyn FencedNode>>,
         timeout: Option<Duration>,
         clock: Clock,
     ) -> Self {
