@@ -629,7 +629,7 @@ async fn a_renewal_registers_the_inbox_of_its_client() {
     let mut signals = theirs.events();
     for claim in [claim("own"), Claim { mode: Mode::Shared, ..claim("shared") }] {
         let grant = ours.acquire(&claim, Wait::No).await.unwrap().granted().unwrap();
-        theirs.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+        theirs.renew(&[(&claim, &grant)]).await.remove(0).unwrap().renewed().unwrap();
         ours.force_release(&claim.name, Break::Now).await.unwrap();
         let told = tokio::time::timeout(Duration::from_secs(5), signals.next()).await;
         let told = told.unwrap_or_else(|_| panic!("`{}` was not told", claim.name));

@@ -378,6 +378,7 @@ impl From<Option<Grant>> for Admission {
 
 /// The engine's reply to one renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "the renewal may have been refused"]
 pub enum Renewal {
     /// The lease runs for its full ttl again.
     Renewed(Grant),

@@ -166,7 +166,7 @@ async fn a_file_with_two_names_is_refused() {
     let error = engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap_err();
     assert!(error.to_string().contains("2 names"), "{error}");
     std::fs::remove_file(&other).unwrap();
-    engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+    engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap().renewed().unwrap();
 }
 
 #[tokio::test]
@@ -255,7 +255,7 @@ async fn a_different_boot_id_releases_no_lock() {
         let elsewhere = ["unshare", "--mount", "sh", "-c", &script];
         let mut other = Other::start(&path, LONG, &elsewhere, &[("LOCKSET_TEST_WAITS", "1")]);
         other.says("waits");
-        engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+        engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap().renewed().unwrap();
     }
 }
 
@@ -582,7 +582,7 @@ async fn a_process_in_another_time_namespace_is_not_taken_for_dead() {
     let grant = next.expect("its death is seen").unwrap().granted().unwrap();
     let mut other = Other::start(&path, LONG, &elsewhere, &[("LOCKSET_TEST_WAITS", "1")]);
     other.says("waits");
-    engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap();
+    engine.renew(&[(&claim, &grant)]).await.remove(0).unwrap().renewed().unwrap();
 }
 
 #[tokio::test]

@@ -67,7 +67,7 @@ pub async fn releasing_twice_is_harmless(stage: &dyn Stage, kind: LockKind) {
         assert!(matches!(again, Err(Error::NotHeld { .. })), "{again:?}");
         engine.withdraw(&first).await.unwrap();
     }
-    renewed(&*other, &second, &theirs).await.expect("the next holder was not touched");
+    expect_renewed(&*other, &second, &theirs, "the next holder was not touched").await;
     other.withdraw(&second).await.unwrap();
     other.withdraw(&second).await.unwrap();
     let third = claim(stage, "twice", kind.mode());

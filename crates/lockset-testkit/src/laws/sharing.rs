@@ -105,7 +105,10 @@ pub async fn permits_add_up_to_the_limit(stage: &dyn Stage) {
     three.release().await.unwrap();
     drop((one, other));
     let all = soon(stage, "all came back", here.acquire_many(5)).await.unwrap();
-    assert!(matches!(here.acquire_many(6).await, Err(Error::Invalid { .. })), "more than there are");
+    assert!(
+        matches!(here.acquire_many(6).await, Err(Error::Invalid { .. })),
+        "more than there are"
+    );
     all.release().await.unwrap();
 }
 
