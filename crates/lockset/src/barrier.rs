@@ -97,7 +97,7 @@ impl Barrier {
         Ok(u32::try_from(round.here.len()).unwrap_or(u32::MAX))
     }
 
-    /// Forgets the barrier. Whoever waits goes on.
+    /// Forgets the barrier. Parties that wait go on.
     ///
     /// # Errors
     /// [`Error::Unreachable`].

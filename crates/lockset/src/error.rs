@@ -73,7 +73,7 @@ pub enum Error {
         engine: &'static str,
         /// What was found, and where known what to do about it.
         what: String,
-        /// Whether the same call may succeed later without anybody's help.
+        /// Whether the same call may succeed later without any other change.
         retryable: bool,
         /// The engine's own error.
         #[source]
@@ -109,7 +109,7 @@ impl Error {
         Error::Lost { name: name.clone(), reason }
     }
 
-    /// Whether the same call may succeed later although nobody changed anything.
+    /// Whether the same call may succeed later without any other change.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Timeout { .. } | Error::Unreachable { retryable: true, .. })
     }

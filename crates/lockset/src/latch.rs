@@ -33,11 +33,11 @@ use crate::sync;
 pub struct Latch {
     cell: SharedCell,
     count: u32,
-    /// The ids of counts that may have been made: whoever counts down again goes on with one.
+    /// The ids of counts that may have been made: the next count down repeats one of them.
     unsure: Arc<Mutex<Vec<ClaimId>>>,
 }
 
-/// Who counted down, so that nobody counts twice.
+/// The counts that were made, by their ids, so that none counts twice.
 #[derive(Serialize, Deserialize)]
 struct Counted {
     count: u32,
