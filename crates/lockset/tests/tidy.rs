@@ -361,13 +361,9 @@ const RETIRED: &[(&str, &str, &str)] = &[
     ("signs of ", "life", "heartbeats"),
 ];
 
-/// Where retired words are left, by the beginning of a path. The list must not grow.
-const RETIRED_LEFT: &[&str] = &["docs/benchmarks.md"];
-
 #[test]
 fn retired_words_do_not_come_back() {
     let mut found = Vec::new();
-    let mut unused: BTreeSet<&str> = RETIRED_LEFT.iter().copied().collect();
     for source in sources(&["rs", "lua", "md"]) {
         for (number, line) in source.lines() {
             for (head, tail, instead) in RETIRED {
@@ -376,22 +372,13 @@ fn retired_words_do_not_come_back() {
                     let is_part = |c: char| c.is_alphanumeric() || c == '_';
                     !line[..at].ends_with(is_part) && !line[at + word.len()..].starts_with(is_part)
                 };
-                if !line.match_indices(&word).any(|(at, _)| is_whole(at)) {
-                    continue;
-                }
-                match RETIRED_LEFT.iter().find(|path| source.path.starts_with(**path)) {
-                    Some(path) => {
-                        unused.remove(path);
-                    }
-                    None => {
-                        found.push(format!("{}:{number}: {word}: {instead}", source.path));
-                    }
+                if line.match_indices(&word).any(|(at, _)| is_whole(at)) {
+                    found.push(format!("{}:{number}: {word}: {instead}", source.path));
                 }
             }
         }
     }
     complain("retired words", found);
-    complain("paths to take off RETIRED_LEFT", unused.into_iter().map(str::to_owned).collect());
 }
 
 /// Comments speak of claims, clients, tasks and servers.
