@@ -15,7 +15,7 @@ const LONGEST_SHOWN: usize = 80;
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// What went wrong. That a lock is busy is not an error: `try_lock` answers `Ok(None)`.
+/// What went wrong. That a lock is busy is not an error: `try_lock` returns `Ok(None)`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -139,7 +139,7 @@ fn held_by(holder: &Option<Box<Holder>>) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease was not renewed in time: the engine did not answer, this process slept, or the
+    /// The lease was not renewed in time: the engine did not reply, this process slept, or the
     /// ticket was not attached in time.
     Expired,
     /// The lease was not to be renewed, or `max_hold` is over.

@@ -63,11 +63,11 @@ impl Latch {
 
     /// Counts down by one and returns what remains. An open latch stays open.
     ///
-    /// A request that is not answered is repeated for five seconds, and counts once.
+    /// A request without a reply is repeated for five seconds, and counts once.
     ///
     /// # Errors
     /// [`Error::Conflict`] if others use the name with another count.
-    /// [`Error::Unreachable`] if the engine does not answer; call it again then, on this latch or a
+    /// [`Error::Unreachable`] if the engine does not reply; call it again then, on this latch or a
     /// clone of it, and both calls together count once.
     ///
     /// # Cancel safety
