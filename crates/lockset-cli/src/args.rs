@@ -250,7 +250,7 @@ pub(crate) struct JobArgs {
     ///
     /// TERM is sent --grace before this time is over, or a tenth of it if that is less; KILL at
     /// most a twentieth of it before its end. The ttl must not be longer; without --ttl it is the
-    /// shorter of this time and 30s.
+    /// shorter of this time and the default ttl.
     #[arg(long, value_name = "DUR", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) max_hold: Option<Duration>,
 

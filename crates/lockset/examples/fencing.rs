@@ -26,7 +26,7 @@ impl Register {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let locks = Lockset::connect("memory:").await?;
-    // A lease that nobody renews stands in for a process that is paused.
+    // A lease that is not renewed stands in for a process that is paused.
     let paused = LockOptions::default().ttl(Duration::from_millis(200)).no_renewal();
     let mut register = Register::default();
 

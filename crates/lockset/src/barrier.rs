@@ -13,7 +13,7 @@ use crate::latch::Latch;
 use crate::name::Name;
 use crate::report::report;
 
-/// The pauses, in ms, between attempts to leave a barrier whose engine does not answer.
+/// The pauses, in ms, between attempts to leave a barrier whose engine does not reply.
 const LEAVE_AGAIN: [u64; 8] = [20, 100, 500, 1_000, 2_000, 5_000, 10_000, 10_000];
 
 /// A place where `parties` wait for each other, again and again. Made by
@@ -65,7 +65,7 @@ impl Barrier {
     ///
     /// # Errors
     /// [`Error::Conflict`] if others use the name with another number of parties;
-    /// [`Error::Unreachable`] if the engine does not answer for five seconds when this party
+    /// [`Error::Unreachable`] if the engine does not reply for five seconds when this party
     /// arrives, which then leaves again. Once it has arrived, it waits whatever happens to the
     /// connection.
     ///
@@ -97,7 +97,7 @@ impl Barrier {
         Ok(u32::try_from(round.here.len()).unwrap_or(u32::MAX))
     }
 
-    /// Forgets the barrier. Whoever waits goes on.
+    /// Forgets the barrier. Parties that wait go on.
     ///
     /// # Errors
     /// [`Error::Unreachable`].

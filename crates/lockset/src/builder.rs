@@ -46,7 +46,7 @@ impl Lockset {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a URL that no engine understands, [`Error::Unsupported`] for an
-    /// engine that was not compiled in, [`Error::Unreachable`] if there is no answer.
+    /// engine that was not compiled in, [`Error::Unreachable`] if it does not reply.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -154,7 +154,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a URL that no engine understands, [`Error::Unsupported`] for an
-    /// engine that was not compiled in, [`Error::Unreachable`] if there is no answer.
+    /// engine that was not compiled in, [`Error::Unreachable`] if it does not reply.
     ///
     /// # Cancel safety
     /// Cancel safe.

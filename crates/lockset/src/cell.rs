@@ -1,7 +1,7 @@
 //! Small shared state changed by compare-and-set: what latches and barriers are made of.
 //!
 //! A change is a pure function of what the cell holds and bears an id of its own. So a request
-//! without an answer is repeated: the cell itself tells whether the change was made before.
+//! without a reply is repeated: the cell itself tells whether the change was made before.
 //! Nothing is ever counted twice.
 
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::report::report;
 
 /// How often a change is tried again after others were faster, before it is called unreachable.
 const MOST_TRIES: usize = 10_000;
-/// How long a change is repeated that the engine does not answer.
+/// How long a change without a reply is repeated.
 const CHANGE_FOR: Duration = Duration::from_secs(5);
-/// The pauses between requests that were not answered.
+/// The pauses between requests without a reply.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 /// A cell with content of type `T`.
@@ -34,7 +34,7 @@ pub(crate) struct SharedCell {
 
 /// What a change makes of the content.
 pub(crate) enum Change<T, R> {
-    /// Write this; answer that once it is written.
+    /// Write this; return that once it is written.
     Write(T, R),
     /// Nothing to write.
     Keep(R),
@@ -198,7 +198,7 @@ impl SharedCell {
     }
 }
 
-/// How long a request is repeated that the engine does not answer.
+/// How long a request without a reply is repeated.
 struct Patience<'a> {
     client: &'a Client,
     give_up: Moment,

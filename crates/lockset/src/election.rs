@@ -79,7 +79,7 @@ impl Election {
         acquire_patiently(&self.0).await
     }
 
-    /// Leads if nobody does.
+    /// Leads if there is no leader.
     ///
     /// # Errors
     /// As [`campaign`](Election::campaign).
@@ -182,7 +182,7 @@ impl Election {
         Ok(leader_in(&state, self.0.client.settings.token_base))
     }
 
-    /// Who leads, now and after every change, `None` while nobody does. Terms that were over
+    /// The leader, now and after every change, `None` while there is none. Terms that were over
     /// before they could be seen are left out.
     pub fn observe(&self) -> BoxStream<'static, Result<Option<Leader>>> {
         if let Err(error) = self.0.client.check_usable() {

@@ -15,7 +15,7 @@ const LONGEST_SHOWN: usize = 80;
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// What went wrong. That a lock is busy is not an error: `try_lock` answers `Ok(None)`.
+/// What went wrong. That a lock is busy is not an error: `try_lock` returns `Ok(None)`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -73,7 +73,7 @@ pub enum Error {
         engine: &'static str,
         /// What was found, and where known what to do about it.
         what: String,
-        /// Whether the same call may succeed later without anybody's help.
+        /// Whether the same call may succeed later without any other change.
         retryable: bool,
         /// The engine's own error.
         #[source]
@@ -109,7 +109,7 @@ impl Error {
         Error::Lost { name: name.clone(), reason }
     }
 
-    /// Whether the same call may succeed later although nobody changed anything.
+    /// Whether the same call may succeed later without any other change.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Timeout { .. } | Error::Unreachable { retryable: true, .. })
     }
@@ -139,7 +139,7 @@ fn held_by(holder: &Option<Box<Holder>>) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease was not renewed in time: the engine did not answer, this process slept, or the
+    /// The lease was not renewed in time: the engine did not reply, this process slept, or the
     /// ticket was not attached in time.
     Expired,
     /// The lease was not to be renewed, or `max_hold` is over.

@@ -33,11 +33,11 @@ use crate::sync;
 pub struct Latch {
     cell: SharedCell,
     count: u32,
-    /// The ids of counts that may have been made: whoever counts down again goes on with one.
+    /// The ids of counts that may have been made: the next count down repeats one of them.
     unsure: Arc<Mutex<Vec<ClaimId>>>,
 }
 
-/// Who counted down, so that nobody counts twice.
+/// The counts that were made, by their ids, so that none counts twice.
 #[derive(Serialize, Deserialize)]
 struct Counted {
     count: u32,
@@ -63,11 +63,11 @@ impl Latch {
 
     /// Counts down by one and returns what remains. An open latch stays open.
     ///
-    /// A request that is not answered is repeated for five seconds, and counts once.
+    /// A request without a reply is repeated for five seconds, and counts once.
     ///
     /// # Errors
     /// [`Error::Conflict`] if others use the name with another count.
-    /// [`Error::Unreachable`] if the engine does not answer; call it again then, on this latch or a
+    /// [`Error::Unreachable`] if the engine does not reply; call it again then, on this latch or a
     /// clone of it, and both calls together count once.
     ///
     /// # Cancel safety

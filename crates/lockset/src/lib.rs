@@ -42,19 +42,28 @@
 //! | `memory:`, `memory:LABEL` | always there | this process; clients of one label share them | |
 //! | `local:`, `local:/path/file.db` | `local` | a file of this machine (SQLite) | `mode=` |
 //! | `redis://[user:password@]host[:port][/db]` | `redis` | one Redis or Valkey server | `prefix=`, `replicas=`, `fence_idle=`, `first_lease=`, `courtesy=` |
-//! | `redis+sentinel://host,…/service` | `redis` | the master that the sentinels name | as `redis:`, and `sentinel_login=` |
-//! | `redis+cluster://host,…` | `redis` | a Redis cluster | as `redis:` |
-//! | `redlock://host,host,host` | `redis` | a majority of independent Redis servers | `prefix=`, `max_ttl=`, `node_timeout=` |
+//! | `redis+sentinel://[user:password@]host,…/service[/db]` | `redis` | the master that the sentinels name | as `redis:`, and `sentinel_login=` |
+//! | `redis+cluster://[user:password@]host,…` | `redis` | a Redis cluster | as `redis:` |
+//! | `redlock://[user:password@]host,…[/db]` | `redis` | a majority of independent Redis servers | `prefix=`, `max_ttl=`, `node_timeout=` |
 //! | `etcd://[user:password@]host,…[/prefix]` | `etcd` | an etcd cluster | `names=` |
 //! | `zk://[user:password@]host,…[/chroot]` | `zookeeper` | a ZooKeeper ensemble | `layout=`, `names=` |
 //!
 //! With TLS: `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `redlocks://`, `etcds://`,
-//! `zks://`, with the options `ca=`, `cert=` and `key=` (PEM files). Every URL knows `token_base=`,
-//! which is added to every token. The pages in `docs/` of the repository describe the options.
+//! `zks://`, with the options `ca=`, `cert=` and `key=` (PEM files). Every URL has the options
+//! `ttl=`, the default ttl, and `token_base=`, which is added to every token. The pages in `docs/`
+//! of the repository describe the options.
 //!
 //! # Features
-//! `local`, `redis`, `etcd` and `zookeeper` add an engine each. `blocking` adds the same API for
-//! code without an async runtime. None of them changes what is already there.
+//! | feature | adds |
+//! |---|---|
+//! | `local` (default) | the engine `local:` |
+//! | `redis` | the engines `redis://` and `redlock://`, and [`Builder::redis_client`](Builder) |
+//! | `redis-tls` | `redis`, and TLS for it; the other engines always have TLS |
+//! | `etcd`, `zookeeper` | an engine each |
+//! | `blocking` | the same API for code without an async runtime |
+//! | `metrics` | counters and histograms through the `metrics` facade |
+//!
+//! No feature changes what is already there.
 //!
 //! # Runtime
 //! The async API needs a tokio runtime with time and I/O enabled. Renewals run on a thread of their
@@ -83,7 +92,8 @@
 //!
 //! # Observing
 //! `tracing`: the span `lockset.acquire` (name, engine, mode, note), events for grants, releases,
-//! unconfirmed renewals and losses. With the feature `metrics`, the facade of that name:
+//! unconfirmed renewals and losses. The feature `metrics` adds metrics, through the facade of that
+//! name.
 #![cfg_attr(feature = "metrics", doc = include_str!("telemetry.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

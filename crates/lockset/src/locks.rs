@@ -288,9 +288,8 @@ impl Lockset {
         Ok(self.client.watch(Scope::Name(self.name(name)?)))
     }
 
-    /// Takes a lock away from whoever holds it, and answers who that was. With [`Break::Now`] two
-    /// parties may act at the same time until the old one notices; only tokens help then. Tokens
-    /// go on growing.
+    /// Takes a lock away from its holders, and returns them. With [`Break::Now`] two holders may
+    /// act at the same time until the old one notices; only tokens help then. Tokens keep growing.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -320,15 +319,15 @@ impl Lockset {
     }
 
     /// Releases everything this client holds, finishes what runs in the background, and ends the
-    /// connection for all clones. Guards that still live are then [`State::Lost`], and whoever
-    /// still waits gets [`Error::Closed`].
+    /// connection for all clones. Guards that still live are then [`State::Lost`], and requests
+    /// that still wait return [`Error::Closed`].
     ///
     /// Without it, what is still held when the process ends is freed by the end of its lease, or
     /// at once where the engine can see the process die.
     ///
     /// # Errors
     /// The first [`Error::Unreachable`] of a release, after all were tried; or one that says that
-    /// somebody at a [`Barrier`](crate::Barrier) did not leave in time, and may stay counted.
+    /// a party of a [`Barrier`](crate::Barrier) did not leave in time, and may stay counted.
     ///
     /// # Cancel safety
     /// If cancelled, the releases go on in the background.

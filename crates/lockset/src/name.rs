@@ -285,7 +285,7 @@ impl FromStr for Prefix {
     }
 }
 
-/// What a claim says about itself to whoever looks: who it is, and a text of the user's.
+/// What a claim shows of itself: its process, and a text of the user's.
 ///
 /// A note is information, never identity: nothing is decided by it. An election shows the leader's
 /// note to its followers.

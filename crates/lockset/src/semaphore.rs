@@ -10,12 +10,12 @@ use crate::name::Name;
 use crate::options::LockOptions;
 use crate::run::{RunError, Within, run};
 
-/// At most `limit` permits at a time, in strict order: whoever asks for more than is free makes
-/// those behind it wait too. Made by [`Lockset::semaphore`](crate::Lockset::semaphore).
+/// At most `limit` permits at a time, in strict order: a request for more permits than are free
+/// makes those behind it wait, too. Made by [`Lockset::semaphore`](crate::Lockset::semaphore).
 ///
 /// Permits of a process that died come back when its lease ends, or at once where the engine can
-/// see it die. All who use a name at the same time must agree on its limit; another limit is
-/// refused with [`Error::Conflict`] until nobody holds or waits.
+/// see it die. All clients that use a name at the same time must agree on its limit; another limit
+/// is rejected with [`Error::Conflict`] while any permit is held or waited for.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -60,12 +60,12 @@ impl Telemetry {
         Self { engine, label_names, common, renewals }
     }
 
-    /// Somebody was answered without waiting.
+    /// An acquisition returned without waiting.
     pub(crate) fn answered_at_once(&self, name: &Name, outcome: Outcome) {
         self.with(name, move |meters| meters.waited(outcome).record(0.0));
     }
 
-    /// Somebody begins to wait.
+    /// An acquisition begins to wait.
     pub(crate) fn waiting<'a>(&'a self, clock: &'a Clock, name: &'a Name) -> Waiting<'a> {
         self.with(name, |meters| meters.waiters.increment(1));
         Waiting { telemetry: self, clock, name, since: clock.now(), outcome: Outcome::Cancelled }
@@ -137,7 +137,7 @@ impl Meters {
     }
 }
 
-/// Somebody waits; dropped without a word, the waiting was cancelled.
+/// An acquisition that waits. If it is dropped before `ended`, it was cancelled.
 pub(crate) struct Waiting<'a> {
     telemetry: &'a Telemetry,
     clock: &'a Clock,

@@ -361,13 +361,9 @@ const RETIRED: &[(&str, &str, &str)] = &[
     ("signs of ", "life", "heartbeats"),
 ];
 
-/// Where retired words are left, by the beginning of a path. The list must not grow.
-const RETIRED_LEFT: &[&str] = &["docs/benchmarks.md"];
-
 #[test]
 fn retired_words_do_not_come_back() {
     let mut found = Vec::new();
-    let mut unused: BTreeSet<&str> = RETIRED_LEFT.iter().copied().collect();
     for source in sources(&["rs", "lua", "md"]) {
         for (number, line) in source.lines() {
             for (head, tail, instead) in RETIRED {
@@ -376,42 +372,16 @@ fn retired_words_do_not_come_back() {
                     let is_part = |c: char| c.is_alphanumeric() || c == '_';
                     !line[..at].ends_with(is_part) && !line[at + word.len()..].starts_with(is_part)
                 };
-                if !line.match_indices(&word).any(|(at, _)| is_whole(at)) {
-                    continue;
-                }
-                match RETIRED_LEFT.iter().find(|path| source.path.starts_with(**path)) {
-                    Some(path) => {
-                        unused.remove(path);
-                    }
-                    None => {
-                        found.push(format!("{}:{number}: {word}: {instead}", source.path));
-                    }
+                if line.match_indices(&word).any(|(at, _)| is_whole(at)) {
+                    found.push(format!("{}:{number}: {word}: {instead}", source.path));
                 }
             }
         }
     }
     complain("retired words", found);
-    complain("paths to take off RETIRED_LEFT", unused.into_iter().map(str::to_owned).collect());
 }
 
-/// Where comments still speak of persons instead of claims, clients, tasks and servers, by the
-/// beginning of a path. The list must not grow.
-const PERSONS_LEFT: &[&str] = &[
-    "crates/lockset-testkit/src/laws/",
-    "crates/lockset-testkit/tests/redlock_nodes.rs",
-    "crates/lockset/examples/",
-    "crates/lockset/src/barrier.rs",
-    "crates/lockset/src/election.rs",
-    "crates/lockset/src/engine/redlock",
-    "crates/lockset/src/engine/zookeeper/events.rs",
-    "crates/lockset/src/error.rs",
-    "crates/lockset/src/latch.rs",
-    "crates/lockset/src/locks.rs",
-    "crates/lockset/src/name.rs",
-    "crates/lockset/src/semaphore.rs",
-    "crates/lockset/src/telemetry.rs",
-];
-
+/// Comments speak of claims, clients, tasks and servers.
 #[test]
 fn comments_name_tasks_and_not_persons() {
     let persons = [("some", "body"), ("no", "body"), ("any", "body"), ("every", "body")];
@@ -419,9 +389,6 @@ fn comments_name_tasks_and_not_persons() {
     words.push(concat!("who", "ever").to_owned());
     let mut found = Vec::new();
     for source in sources(&["rs", "lua"]) {
-        if PERSONS_LEFT.iter().any(|path| source.path.starts_with(path)) {
-            continue;
-        }
         for (number, line) in source.lines() {
             let comment = comment_of(line).to_lowercase();
             let mut of_comment = comment.split(|c: char| !c.is_alphanumeric());

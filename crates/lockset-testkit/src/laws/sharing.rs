@@ -47,7 +47,7 @@ pub async fn a_waiting_writer_is_not_starved(stage: &dyn Stage) {
         let (lock, tell) = (there.clone(), tell.clone());
         tokio::spawn(async move {
             let guard = if write { lock.write().await } else { lock.read().await };
-            // If nobody listens any more, the law is over.
+            // If there is no receiver any more, the law is over.
             let _ = tell.send((write, guard.unwrap()));
         });
         let queued = await_lock_state(&ours, "book", |state| state.waiters.len() == index + 1);
@@ -122,7 +122,7 @@ pub async fn permits_are_served_in_strict_order(stage: &dyn Stage) {
         let (there, tell) = (there.clone(), tell.clone());
         tokio::spawn(async move {
             let guard = there.acquire_many(take).await.unwrap();
-            // If nobody listens any more, the law is over.
+            // If there is no receiver any more, the law is over.
             let _ = tell.send((take, guard));
         });
         let queued = await_lock_state(&ours, "pool", |state| state.waiters.len() == index + 1);

@@ -150,7 +150,7 @@ impl ZooKeeper {
     /// Connects. Must be called inside a tokio runtime, on which the connection then lives.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the URL is invalid; [`Error::Unreachable`] if no server answers or the
+    /// [`Error::Invalid`] if the URL is invalid; [`Error::Unreachable`] if no server replies or the
     /// chroot cannot be created.
     ///
     /// # Cancel safety

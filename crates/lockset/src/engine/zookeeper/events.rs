@@ -1,5 +1,5 @@
-//! The events of sessions, and the losses that follow from them. Leases that nobody renews end
-//! here, too.
+//! The events of sessions, and the losses that follow from them. Leases that are not renewed any
+//! more end here, too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::{MAIN_SESSION, SessionTag, ZooKeeperCore};
 use crate::engine::{ClaimId, Event};
 use crate::error::LossReason;
 
-/// How often leases that nobody renews are looked for, per session timeout.
+/// How often to look for leases that are not renewed any more, per session timeout.
 const LEASE_CHECKS_PER_TIMEOUT: u32 = 12;
 
 /// Handles the events of all sessions.
@@ -43,7 +43,7 @@ pub(super) async fn dispatch_events(
     }
 }
 
-/// Ends leases that nobody renews: the main session would keep their nodes for ever.
+/// Ends leases that are not renewed any more: the main session would keep their nodes for ever.
 pub(super) async fn end_unrenewed_leases(core: Arc<ZooKeeperCore>) {
     // Those whose nodes could not be deleted yet.
     let mut ended: Vec<(ClaimId, NodeDeletion)> = Vec::new();
