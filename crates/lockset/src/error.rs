@@ -126,7 +126,7 @@ fn held_by(holder: &Option<Box<Holder>>) -> String {
     match holder {
         None => String::new(),
         Some(holder) => {
-            let by = if holder.note.by.is_empty() { "somebody" } else { &holder.note.by };
+            let by = if holder.note.by.is_empty() { "another client" } else { &holder.note.by };
             match &*holder.note.text {
                 "" => format!("; it is held by {by}"),
                 text => format!("; it is held by {by} ({text})"),
