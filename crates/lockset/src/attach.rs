@@ -26,8 +26,12 @@ pub(crate) async fn attach(client: &Arc<Client>, ticket: &Ticket) -> Result<Guar
     let adopt = || client.engine.adopt(&ticket.claim, &detached, &claim);
     let adopted = client.retry(claim.ttl, adopt).await;
     let grant = explain_loss(client, ticket, adopted, claim.id).await?;
+    let renew = || async {
+        let reply = client.engine.renew(&[(&claim, &grant)]).await.pop();
+        reply.unwrap_or(Ok(Renewal::Lost(LossReason::Forgotten)))
+    };
     let renewed = match claim.fixed {
-        false => client.engine.renew(&[(&claim, &grant)]).await.pop(),
+        false => Some(client.retry(claim.ttl, renew).await),
         true => None,
     };
     // A lock that an operator wants back is held until its lease ends, and can be released.
@@ -36,7 +40,9 @@ pub(crate) async fn attach(client: &Arc<Client>, ticket: &Ticket) -> Result<Guar
         Some(Ok(Renewal::Renewed(grant))) => Ok(grant),
         Some(Ok(Renewal::Lost(reason))) => Err(Error::lost(&claim.name, reason)),
         Some(Err(error)) => Err(error),
-        Some(Ok(Renewal::LastLease)) | None => client.lease_of(&claim, &grant).await,
+        Some(Ok(Renewal::LastLease)) | None => {
+            client.retry(claim.ttl, || client.lease_of(&claim, &grant)).await
+        }
     };
     let grant = explain_loss(client, ticket, grant, claim.id).await?;
     let options = ResolvedOptions {

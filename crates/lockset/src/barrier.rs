@@ -43,7 +43,11 @@ struct Round {
     parties: u32,
     number: u64,
     here: Vec<ClaimId>,
-    /// Who completed the round before, so that it can recognise its own work.
+    /// The parties of the round before, so that a repeated arrival is recognised: its reply was
+    /// lost, and the others have completed the round meanwhile.
+    #[serde(default)]
+    before: Vec<ClaimId>,
+    /// The party that completed the round before.
     last: Option<ClaimId>,
 }
 
@@ -114,8 +118,8 @@ impl Barrier {
             .change(|found| {
                 let mut round = self.agreed(found)?;
                 let number = round.number;
-                if round.last == Some(id) {
-                    return Ok(Change::Keep((number, true)));
+                if round.last == Some(id) || round.before.contains(&id) {
+                    return Ok(Change::Keep((number.wrapping_sub(1), round.last == Some(id))));
                 }
                 if round.here.contains(&id) {
                     return Ok(Change::Keep((number, false)));
@@ -123,8 +127,8 @@ impl Barrier {
                 round.here.push(id);
                 let complete = round.here.len() as u64 >= u64::from(self.parties);
                 if complete {
-                    round.here.clear();
-                    round.number += 1;
+                    round.before = std::mem::take(&mut round.here);
+                    round.number = round.number.wrapping_add(1);
                     round.last = Some(id);
                 }
                 Ok(Change::Write(round, (number, complete)))
@@ -160,6 +164,7 @@ impl Barrier {
                 }
             }
         }
+        report!(warn, name = self.cell.name, "a party could not leave its barrier: no reply");
     }
 
     fn agreed(&self, found: Option<Round>) -> Result<Round> {
@@ -168,6 +173,7 @@ impl Barrier {
             parties: self.parties,
             number: u64::from(rand::random::<u32>()),
             here: Vec::new(),
+            before: Vec::new(),
             last: None,
         });
         if round.parties != self.parties {
@@ -199,5 +205,25 @@ impl Drop for Leave<'_> {
             let leaving = self.barrier.clone().leave_until_done(self.id);
             self.barrier.cell.in_background(leaving);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Lockset;
+
+    #[tokio::test]
+    async fn an_arrival_that_is_repeated_after_its_round_is_counted_once() {
+        let locks = Lockset::connect("memory:").await.unwrap();
+        let barrier = locks.barrier("start", 2).unwrap();
+        let (first, second) = (ClaimId::random(), ClaimId::random());
+        let (number, is_last) = barrier.arrive(first).await.unwrap();
+        assert!(!is_last);
+        assert_eq!(barrier.arrive(second).await.unwrap(), (number, true));
+        // The replies to both were lost, and both ask again.
+        assert_eq!(barrier.arrive(first).await.unwrap(), (number, false));
+        assert_eq!(barrier.arrive(second).await.unwrap(), (number, true));
+        assert_eq!(barrier.waiting().await.unwrap(), 0, "they stand in the next round");
     }
 }

@@ -422,7 +422,12 @@ macro_rules! run {
                 let guard = granted.map_err(RunError::NotGranted)?.into_blocking(&self.0.client);
                 let done = work(&guard);
                 let name = guard.name().clone();
-                after_work(&name, done, guard.release())
+                // Closing the client releases its locks: then the release reports no loss.
+                let released = match guard.state() {
+                    State::Lost(reason) => Err(Error::lost(&name, reason)),
+                    State::Held | State::Uncertain => guard.release(),
+                };
+                after_work(&name, done, released)
             }
         }
     )*};

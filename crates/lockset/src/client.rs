@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -54,6 +54,8 @@ pub(crate) struct Client {
     drained: Notify,
     /// Claims that the engine may know and that no hold owns yet.
     tracked: Mutex<FastMap<ClaimId, Arc<Claim>>>,
+    /// Claims on a shared lease whose withdrawal has failed for long. One job withdraws them.
+    overdue: Mutex<FastMap<ClaimId, Arc<Claim>>>,
 }
 
 impl fmt::Debug for Client {
@@ -100,6 +102,7 @@ impl Client {
             in_flight: AtomicUsize::new(0),
             drained: Notify::new(),
             tracked: Mutex::default(),
+            overdue: Mutex::default(),
             engine,
             capabilities,
             keeper,
@@ -154,46 +157,63 @@ impl Client {
     pub(crate) fn withdraw_in_background(self: &Arc<Self>, claim: Arc<Claim>) {
         if !self.is_forked() {
             let client = self.clone();
-            self.keeper.run(async move { client.withdraw_until_done(&claim).await });
+            self.keeper.run(client.withdraw_until_done(claim));
         }
     }
 
     /// Repeats the withdrawal until the engine replied. Gives up when the claim's lease is long
-    /// over, or the engine refuses. A shared lease lasts as long as the client: there only the end
-    /// of the client ends the attempts.
-    async fn withdraw_until_done(mut self: Arc<Self>, claim: &Claim) {
+    /// over, or the engine refuses. A shared lease lasts as long as the client: there the claim is
+    /// then one of the overdue ones, which are withdrawn together.
+    async fn withdraw_until_done(self: Arc<Self>, claim: Arc<Claim>) {
         let shares_lease = self.capabilities.shared_lease && !claim.fixed && !claim.detachable;
         let long_over = self.clock.now() + claim.ttl + CLEANUP_TIMEOUT;
         let mut backoff = CLEANUP_BACKOFF;
-        while let Err(error) = self.try_withdraw(claim).await {
-            let is_long_over = self.clock.now() > long_over;
-            let gives_up = !shares_lease && (is_long_over || !error.is_retryable());
-            if gives_up || self.close_outcome.borrow().is_some() {
-                let name = &claim.name;
+        while let Err(error) = self.try_withdraw(&claim).await {
+            let name = &claim.name;
+            if self.clock.now() <= long_over && error.is_retryable() && !self.is_over() {
+                backoff.pause().await;
+            } else if shares_lease && !self.is_over() {
+                report!(warn, name = name, error = error, "not withdrawn yet; it is tried again");
+                return self.add_overdue(claim);
+            } else {
                 report!(warn, name = name, error = error, "not withdrawn; it ends with its lease");
                 return;
             }
-            if !is_long_over {
-                backoff.pause().await;
-                continue;
-            }
-            // The attempts no longer keep a client alive that its user has dropped. Then its leases
-            // end.
-            let client = Arc::downgrade(&self);
-            drop(self);
-            backoff.pause().await;
-            let Some(upgraded) = client.upgrade() else { return };
-            self = upgraded;
         }
+    }
+
+    fn add_overdue(self: &Arc<Self>, claim: Arc<Claim>) {
+        let mut overdue = sync::lock(&self.overdue);
+        overdue.insert(claim.id, claim);
+        if overdue.len() == 1 {
+            self.keeper.run(withdraw_overdue(Arc::downgrade(self)));
+        }
+    }
+
+    /// Closing is done.
+    fn is_over(&self) -> bool {
+        self.close_outcome.borrow().is_some()
     }
 
     async fn try_withdraw(&self, claim: &Claim) -> Result<()> {
         let withdrawal = self.engine.withdraw(claim);
-        tokio::time::timeout(CLEANUP_TIMEOUT, withdrawal).await.unwrap_or_else(|_| {
-            let what = format!("no reply within {CLEANUP_TIMEOUT:?}");
-            let engine = self.capabilities.engine;
-            Err(Error::Unreachable { engine, what, retryable: true, source: None })
-        })
+        let silent = |_| Err(self.no_reply(&format!("no reply within {CLEANUP_TIMEOUT:?}")));
+        tokio::time::timeout(CLEANUP_TIMEOUT, withdrawal).await.unwrap_or_else(silent)
+    }
+
+    /// The error for a request without a reply.
+    pub(crate) fn no_reply(&self, what: &str) -> Error {
+        let (engine, what) = (self.capabilities.engine, what.to_owned());
+        Error::Unreachable { engine, what, retryable: true, source: None }
+    }
+
+    /// Resolves when this client is closed or dropped. It does not keep the client alive.
+    pub(crate) fn until_closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut outcome = self.close_outcome.subscribe();
+        async move {
+            // Fails if the client was dropped.
+            let _ = outcome.wait_for(Option::is_some).await;
+        }
     }
 
     /// Starts an operation that closing must wait for: a request that the engine may answer
@@ -284,6 +304,34 @@ impl Client {
                 let engine = self.capabilities.engine;
                 Err(Error::Unreachable { engine, what, retryable: false, source: None })
             }
+        }
+    }
+}
+
+/// Withdraws overdue claims one after another, until all are withdrawn. The job does not keep a
+/// client alive that its user has dropped: then its leases end.
+async fn withdraw_overdue(client: Weak<Client>) {
+    let mut backoff = CLEANUP_BACKOFF;
+    loop {
+        backoff.pause().await;
+        let Some(client) = client.upgrade() else { return };
+        let is_last_round = client.is_closed();
+        let claims: Vec<_> = sync::lock(&client.overdue).values().cloned().collect();
+        for claim in claims {
+            match client.try_withdraw(&claim).await {
+                Ok(()) => {
+                    sync::lock(&client.overdue).remove(&claim.id);
+                    backoff.reset();
+                }
+                // The engine does not reply to the others either.
+                Err(error) if error.is_retryable() => break,
+                Err(_) => {}
+            }
+        }
+        let mut overdue = sync::lock(&client.overdue);
+        if overdue.is_empty() || is_last_round {
+            overdue.clear();
+            return;
         }
     }
 }

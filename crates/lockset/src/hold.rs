@@ -347,6 +347,7 @@ impl Hold {
             Ok(LeaseReply::Confirmed(renewed)) => self.on_confirmed(renewed),
             Ok(LeaseReply::LastLease) => self.on_last_lease(),
             Ok(LeaseReply::Lost(reason)) => self.on_lost(reason),
+            Err(error @ Error::Lost { .. }) => return Err(error),
             Err(error) => {
                 self.on_unconfirmed(None);
                 return Err(error);
@@ -362,7 +363,7 @@ impl Hold {
             LeaseCheck::LookUp => self.look_up(&claim, &grant).await,
             LeaseCheck::Renew => match self.client.engine.renew(&[(&claim, &grant)]).await.pop() {
                 Some(reply) => reply.map(LeaseReply::from),
-                None => Ok(LeaseReply::Lost(LossReason::Forgotten)),
+                None => Err(self.client.no_reply("the engine did not reply to a renewal")),
             },
         }
     }

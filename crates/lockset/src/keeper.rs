@@ -167,7 +167,12 @@ impl Keeper {
             stop: Notify::new(),
         });
         let runtime = match shared.clock.is_virtual() {
-            true => Handle::current(),
+            true => Handle::try_current().map_err(|error| Error::Unreachable {
+                engine: "keeper",
+                what: "its clock is that of a tokio runtime, and there is none".into(),
+                retryable: false,
+                source: Some(error.into()),
+            })?,
             false => own_thread(shared.clone())?,
         };
         fork::notice();

@@ -374,7 +374,8 @@ impl Client {
     pub(crate) fn watch(&self, scope: Scope) -> BoxStream<'static, Result<LockState>> {
         let base = self.settings.token_base;
         let states = watch(&self.engine, self.clock.clone(), scope);
-        states.map(move |state| state.map(|state| lift(state, base))).boxed()
+        let states = states.map(move |state| state.map(|state| lift(state, base)));
+        states.take_until(Box::pin(self.until_closed())).boxed()
     }
 
     fn shown_state(&self, state: LockState) -> LockState {

@@ -250,7 +250,10 @@ impl Engine for FaultyEngine {
         let connection = self.connection.clone();
         let hints = self.inner.hints(scope).then(move |hint| {
             let connection = connection.clone();
-            async move { connection.reachable().await.and(hint) }
+            async move {
+                connection.up().await;
+                hint
+            }
         });
         hints.boxed()
     }

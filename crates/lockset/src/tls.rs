@@ -19,6 +19,10 @@ pub struct TlsOptions {
 
 /// The contents of the files, in PEM.
 #[derive(Default)]
+#[cfg_attr(
+    not(any(feature = "redis-tls", feature = "etcd", feature = "zookeeper")),
+    allow(dead_code, reason = "nothing uses TLS")
+)]
 pub(crate) struct TlsFiles {
     /// Without it, the system's authorities are trusted.
     ca: Option<Vec<u8>>,
@@ -27,6 +31,11 @@ pub(crate) struct TlsFiles {
 }
 
 impl TlsOptions {
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_set(&self) -> bool {
+        self.ca.is_some() || self.client_certificate.is_some()
+    }
+
     /// The options `ca`, `cert` and `key`.
     pub(crate) fn from_url(url: &Url) -> Result<Self> {
         let client_certificate = match (url.option("cert"), url.option("key")) {

@@ -199,6 +199,10 @@ impl Url {
         let is_known = |key: &str| COMMON_OPTIONS.contains(&key) || known.contains(&key);
         match self.options.iter().find(|(key, _)| !is_known(key)) {
             None => Ok(()),
+            // What follows an unescaped `?` in a password looks like an option.
+            Some((key, value)) if key.contains('@') || value.contains('@') => {
+                Err(Error::invalid("URL", HIDDEN, "`?` in a user or password is written %3F"))
+            }
             Some((key, _)) => {
                 let all = [COMMON_OPTIONS, known].concat().join(", ");
                 Err(Error::invalid("URL option", key, format!("{}: knows {all}", self.scheme)))
@@ -322,7 +326,13 @@ impl fmt::Display for Url {
         }
         let shown = self.options.iter().filter(|(key, _)| key != SENTINEL_LOGIN);
         for (index, (key, value)) in shown.enumerate() {
-            write!(f, "{}{key}={value}", if index == 0 { '?' } else { '&' })?;
+            let separator = if index == 0 { '?' } else { '&' };
+            // It may be a part of a password that contains `?`.
+            let may_be_secret = key.contains('@') || value.contains('@');
+            match may_be_secret && !["prefix", "ca", "cert", "key"].contains(&key.as_str()) {
+                true => write!(f, "{separator}{HIDDEN}")?,
+                false => write!(f, "{separator}{key}={value}")?,
+            }
         }
         Ok(())
     }
@@ -481,6 +491,17 @@ mod tests {
 
     fn parse(url: &str) -> Url {
         url.parse().unwrap()
+    }
+
+    #[test]
+    fn a_password_with_an_unescaped_question_mark_is_not_shown() {
+        for text in ["redis://me:hunter?2secret@host", "redis://me:hunter?a=2secret@host"] {
+            let url: Url = text.parse().unwrap();
+            let error = url.allow_options(&[]).unwrap_err().to_string();
+            for shown in [error, url.to_string(), format!("{url:?}")] {
+                assert!(!shown.contains("secret"), "{shown}");
+            }
+        }
     }
 
     #[test]

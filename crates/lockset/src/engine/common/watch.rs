@@ -20,6 +20,8 @@ use crate::report::report;
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// The time after which a name is read again whose lease has no known end.
 const UNTIMED_RECHECK: Duration = Duration::from_secs(15);
+/// Maximum names that wait to be read.
+const MAX_DUE: usize = 1024;
 /// Listing takes at most one part in so many of the time.
 const LISTING_SHARE: u32 = 20;
 
@@ -78,8 +80,9 @@ impl Watch {
 
     async fn next(&mut self) -> Option<Result<LockState>> {
         loop {
-            // What changed twice is read once.
-            while let Some(Some(hint)) = self.hints.next().now_or_never() {
+            // What changed twice is read once. Hints that do not fit stay where they are bounded.
+            while self.due.queue.len() < MAX_DUE {
+                let Some(Some(hint)) = self.hints.next().now_or_never() else { break };
                 self.on_hint(hint);
             }
             if let Some(name) = self.due.pop() {

@@ -90,6 +90,10 @@ impl RedisServers {
     pub(super) fn new(options: &RedisOptions) -> Result<Self> {
         let quorum = options.quorum.clone();
         match &options.client {
+            Some(_) if options.tls.is_set() || options.sentinel_login.is_some() => {
+                let why = "the client that was passed in brings its own";
+                Err(Error::invalid("options", "ca, cert, key, sentinel_login", why))
+            }
             Some(client) => Self::of_client(client, quorum),
             None => Ok(Self { quorum, ..Self::of_url(options)? }),
         }
