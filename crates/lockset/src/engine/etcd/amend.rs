@@ -20,7 +20,8 @@ impl EtcdCore {
             let seen = self.connection.txn_with_retry(read, RETRY_TIMEOUT).await?;
             let kv = kvs(&seen, 0).first().ok_or_else(lost)?;
             let mut record = KeyRecord::decode(&kv.value);
-            if token_from_revision(kv.create_revision)? != grant.token {
+            let is_own = claim_id_of(kv, &record) == Some(claim.id);
+            if token_from_revision(kv.create_revision)? != grant.token || !is_own {
                 return Err(lost());
             }
             match &to {

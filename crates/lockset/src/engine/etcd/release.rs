@@ -262,10 +262,9 @@ impl EtcdCore {
         let seen = self.connection.txn_with_retry(read, REQUEST_TIMEOUT).await?;
         let belongs_to_claim =
             |kv: &&KeyValue| claim_id_of(kv, &KeyRecord::decode(&kv.value)) == Some(claim.id);
-        let own = kvs(&seen, 0).iter().filter(belongs_to_claim);
-        let ops: Vec<_> = own.map(|kv| delete(&kv.key)).collect();
-        if !ops.is_empty() {
-            self.connection.txn_with_retry(unconditional(ops), REQUEST_TIMEOUT).await?;
+        for kv in kvs(&seen, 0).iter().filter(belongs_to_claim) {
+            // The key may be passed on to another claim meanwhile.
+            self.delete_if_owned(claim.id, &kv.key, None).await?;
         }
         Ok(())
     }

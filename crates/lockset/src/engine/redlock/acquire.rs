@@ -152,21 +152,28 @@ impl RedlockCore {
         attempt
     }
 
-    /// Requests the lock from one node.
+    /// Requests the lock from one node. Returns `None` if the attempt has ended meanwhile: a
+    /// withdrawal would not know of this request.
     pub(super) fn request_at(
         &self,
         attempt: &Arc<Attempt>,
         node: usize,
         floor: Token,
         wait: Wait,
-    ) -> PendingAcquire {
-        attempt.state().set(node, AtNode::Requested);
+    ) -> Option<PendingAcquire> {
+        {
+            let mut state = attempt.state();
+            if state.phase() != AttemptPhase::Open {
+                return None;
+            }
+            state.set(node, AtNode::Requested);
+        }
         let engine = self.nodes.all[node].engine.clone();
         let claim = attempt.with_floor(floor);
-        Box::pin(async move {
+        Some(Box::pin(async move {
             let decided = engine.acquire(&claim, wait).await;
             (node, decided.and_then(|admission| admission.into_inner(&claim.name)))
-        })
+        }))
     }
 
     /// Adopts grants that arrive after the attempt was won, or releases them if it has ended.

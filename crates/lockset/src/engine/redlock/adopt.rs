@@ -37,6 +37,7 @@ impl RedlockCore {
         let had = granted.len();
         granted.iter().for_each(|(node, _)| next.state().set(*node, AtNode::Requested));
         if self.is_withdrawn(successor.id) {
+            self.forget(&next);
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
         let mut pending: FuturesUnordered<_> = granted

@@ -70,7 +70,7 @@ impl<'a> AttemptRound<'a> {
     fn request_where(&mut self, floor: Token, is_asked: impl Fn(usize) -> bool) {
         let nodes = self.core.nodes.usable();
         for node in nodes.into_iter().filter(|node| is_asked(*node)) {
-            self.pending.push(self.core.request_at(self.attempt, node, floor, Wait::No));
+            self.pending.extend(self.core.request_at(self.attempt, node, floor, Wait::No));
         }
     }
 
@@ -116,7 +116,13 @@ impl<'a> AttemptRound<'a> {
     /// The reply of the entry node; `None` if something is stuck there.
     async fn wait_at_entry_node(&mut self, proposal: Token) -> Option<Result<Option<Grant>>> {
         let entry = self.entry;
-        self.pending.push(self.core.request_at(self.attempt, entry, proposal, self.wait));
+        match self.core.request_at(self.attempt, entry, proposal, self.wait) {
+            Some(request) => self.pending.push(request),
+            None => {
+                let name = self.attempt.claim.name.clone();
+                return Some(Err(Error::NotHeld { name }));
+            }
+        }
         let mut check_others_at = self.started + self.attempt.claim.ttl;
         let mut stuck = None;
         let mut exclusions = self.core.nodes.all[entry].exclusions();

@@ -94,6 +94,8 @@ pub(super) struct ClaimEntry {
     pub(super) lease: Option<Moment>,
     /// The connection on which the node of a held lock is watched.
     pub(super) watched_on: u64,
+    /// Counts the changes of the node's record.
+    pub(super) changes: u64,
     /// A downgrade moves the node to this path, and its outcome is not known yet.
     pub(super) moving_to: Option<String>,
 }
@@ -108,6 +110,7 @@ impl ClaimEntry {
             node: None,
             lease: None,
             watched_on: 0,
+            changes: 0,
             moving_to: None,
         }
     }

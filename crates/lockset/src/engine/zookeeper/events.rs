@@ -128,6 +128,7 @@ impl ZooKeeperCore {
         // The next renewal reads the record: the lock may have been revoked, or passed on to
         // another claim by a client that is connected to another server.
         entry.watched_on = 0;
+        entry.changes += 1;
         let (session, path, core) = (entry.session.clone(), path.clone(), self.clone());
         self.runtime.spawn(async move {
             if let Ok((data, _)) = session.data(&path, true).data().await

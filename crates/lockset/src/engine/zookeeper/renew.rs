@@ -152,10 +152,14 @@ impl ZooKeeperCore {
             Err(Error::lost(&claim.name, reason))
         };
         let (connection, mut path) = (session.status().connection, first_path.clone());
-        let (data, stat) = loop {
-            self.claims().watched.insert(path.clone(), claim.id);
+        let (data, stat, changes) = loop {
+            let changes = {
+                let mut claims = self.claims();
+                claims.watched.insert(path.clone(), claim.id);
+                claims.entries.get(&claim.id).map(|entry| entry.changes)
+            };
             let error = match session.data(&path, true).data().await {
-                Ok(found) => break found,
+                Ok((data, stat)) => break (data, stat, changes),
                 Err(error) => error,
             };
             if !error.is(ZkErrorCode::NO_NODE) {
@@ -187,8 +191,9 @@ impl ZooKeeperCore {
         if path != first_path {
             claims.set_node_path(claim.id, &path);
         }
-        // A node that is being moved is checked again by the next renewal.
+        // A node that is being moved, or that changed meanwhile, is checked by the next renewal.
         if let Some(entry) = claims.entries.get_mut(&claim.id)
+            && Some(entry.changes) == changes
             && entry.known_path().is_some_and(|known| known == path)
         {
             entry.watched_on = connection;
