@@ -331,7 +331,6 @@ impl RedlockCore {
     fn held_attempt(&self, claim: &Claim, grant: &Grant) -> Option<(Arc<Attempt>, Token)> {
         let attempt = match self.attempt_of(claim.id) {
             Some(attempt) => attempt,
-            None if self.is_withdrawn(claim.id) => return None,
             None => {
                 let attempt = Attempt::from_key(claim, grant, self.nodes.all.len())?;
                 let attempt = Arc::new(attempt);
