@@ -31,7 +31,7 @@ impl Ours {
         Self::with(&Lockset::connect(&server.url()).await.unwrap(), count, count)
     }
 
-    /// So many tasks that share so many names, on an engine with options of its own.
+    /// `tasks` tasks that share `names` names, on an engine with its own options.
     pub(crate) fn on(engine: Arc<dyn Engine>, tasks: usize, names: usize) -> Vec<Self> {
         Self::with(&Lockset::with_engine(engine).unwrap(), tasks, names)
     }

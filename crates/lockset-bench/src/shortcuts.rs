@@ -23,7 +23,7 @@ const EARLY_TOKENS: RedisShortcuts = RedisShortcuts { late_tokens: false, ..ALL 
 type Comparison = (&'static str, RedisShortcuts, RedisShortcuts);
 
 const BATCHES: Comparison = ("batch script", ALL, NO_BATCHES);
-/// A batch is nothing but fast paths, so without them there is none.
+/// Without the fast halves there is no batch, because a batch consists of them.
 const FAST_PATHS: Comparison = ("fast halves of the scripts", NO_BATCHES, NO_FAST_PATHS);
 const LATE_TOKENS: Comparison = ("token stored late", ALL, EARLY_TOKENS);
 

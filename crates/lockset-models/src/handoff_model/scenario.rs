@@ -44,7 +44,7 @@ pub struct Timers {
     pub max_transit: u8,
     /// A heartbeat goes out every so many ticks.
     pub heartbeat_interval: u8,
-    /// The last claim waits at most for so many ticks while no live client holds.
+    /// Maximum number of ticks that the last claim waits while no live client holds.
     pub bound: u8,
 }
 

@@ -22,7 +22,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 const UNTIMED_RECHECK: Duration = Duration::from_secs(15);
 /// Maximum names that wait to be read.
 const MAX_DUE: usize = 1024;
-/// Listing takes at most one part in so many of the time.
+/// The inverse of the largest share of the time that listing may take.
 const LISTING_SHARE: u32 = 20;
 
 /// The states of all names in scope, then of each that changed. It ends when the engine is closed
