@@ -19,13 +19,18 @@ fn a_short_grace_is_a_grace() {
     assert_eq!(code_after_term(&["--ttl", "8s", "--grace", "400ms"]), 76);
 }
 
-/// Shorter ones are for the tests of `timing.rs`: on a busy machine they may be lost.
+/// A machine that stalls for 200 ms costs so short a lease, rightly. So one of three runs must keep
+/// it: with margins that do not shrink with the ttl, none would. `timing.rs` checks every ttl.
 #[test]
-fn a_lease_of_less_than_half_a_second_is_kept() {
+fn a_lease_of_half_a_second_is_kept() {
     let home = Home::new();
-    let args = ["run", "--ttl", "400ms", "x", "--", "sh", "-c", "sleep 2; exit 7"];
-    let output = home.lockset(&args).output().unwrap();
-    assert_eq!((code(&output), stderr(&output)), (7, String::new()));
+    let args = ["run", "--ttl", "500ms", "x", "--", "sh", "-c", "sleep 2; exit 7"];
+    let run = || {
+        let output = home.lockset(&args).output().unwrap();
+        (code(&output), stderr(&output))
+    };
+    let outcomes: Vec<_> = std::iter::repeat_with(run).take(3).collect();
+    assert!(outcomes.contains(&(7, String::new())), "{outcomes:?}");
 }
 
 /// What is left of a command that ends by TERM when its lease cannot be renewed.
