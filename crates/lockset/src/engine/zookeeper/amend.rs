@@ -20,11 +20,7 @@ impl ZooKeeperCore {
         let queued = self.layout.queue_node(node.name()).ok_or_else(lost)?;
         let prefix = self.layout.node_prefix(claim.id, Mode::Shared);
         let path = format!("{}/{prefix}{}", node.parent(), queued.sequence_text());
-        let mut record = NodeRecord::new(claim).with_token(grant.token);
-        // A break is not undone. The node may be at its new path already.
-        let before = self.read_record(claim, grant, &node.path).await;
-        record.revoked = before.is_ok_and(|(before, _)| before.revoked);
-        let data = record.encode();
+        let data = NodeRecord::new(claim).with_token(grant.token).encode();
         let (acl, mode) = (self.acl, CreateMode::Ephemeral);
         let ops = [
             MultiOp::Create { path: path.clone(), data, acl, mode },
