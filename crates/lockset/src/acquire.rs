@@ -253,10 +253,6 @@ async fn send(
     pass: &mut Option<GatePass>,
 ) -> Result<Admitted> {
     let client = &request.client;
-    let unreachable = |what: String| {
-        let engine = client.capabilities.engine;
-        Error::Unreachable { engine, what, retryable: true, source: None }
-    };
     // Armed first, because a release may have taken the claim along already.
     let undo = WithdrawOnDrop::new(client, &claim);
     let mut in_flight = Some(client.start()?);
@@ -280,7 +276,7 @@ async fn send(
                     () = client.clock.sleep_until(silent_at) => {
                         let waited = client.clock.now().saturating_duration_since(started);
                         let name = &request.name;
-                        Err(unreachable(format!("no answer about `{name}` within {waited:.1?}")))
+                        Err(client.no_reply(&format!("no answer about `{name}` within {waited:.1?}")))
                     }
                 }
             }
@@ -296,7 +292,7 @@ async fn send(
                 }
                 None => {
                     let what = "the grant was read only after its lease had run out";
-                    Ok(Admitted::Forgotten(unreachable(what.to_owned())))
+                    Ok(Admitted::Forgotten(client.no_reply(what)))
                 }
             }
         }

@@ -37,12 +37,10 @@ pub(crate) async fn attach(client: &Arc<Client>, ticket: &Ticket) -> Result<Guar
     // A lock that an operator wants back is held until its lease ends, and can be released.
     let is_last = matches!(renewed, Some(Ok(Renewal::LastLease)));
     let grant = match renewed {
-        Some(Ok(Renewal::Renewed(grant))) => Ok(grant),
-        Some(Ok(Renewal::Lost(reason))) => Err(Error::lost(&claim.name, reason)),
-        Some(Err(error)) => Err(error),
         Some(Ok(Renewal::LastLease)) | None => {
             client.retry(claim.ttl, || client.lease_of(&claim, &grant)).await
         }
+        Some(renewed) => renewed.and_then(|renewal| renewal.into_inner(&claim.name)),
     };
     let grant = explain_loss(client, ticket, grant, claim.id).await?;
     let options = ResolvedOptions {
@@ -73,14 +71,8 @@ pub(crate) async fn renew(client: &Arc<Client>, ticket: &Ticket) -> Result<Lease
     let _in_flight = client.start()?;
     let grant = ticket.grant();
     let request = || async {
-        let lost = |reason| Err(Error::lost(ticket.name(), reason));
-        match client.engine.renew(&[(&ticket.claim, &grant)]).await.pop() {
-            Some(Ok(Renewal::Renewed(grant))) => Ok(grant),
-            Some(Ok(Renewal::LastLease)) => lost(LossReason::Revoked),
-            Some(Ok(Renewal::Lost(reason))) => lost(reason),
-            Some(Err(error)) => Err(error),
-            None => lost(LossReason::Forgotten),
-        }
+        let reply = client.engine.renew(&[(&ticket.claim, &grant)]).await.pop();
+        reply.unwrap_or(Ok(Renewal::Lost(LossReason::Forgotten)))?.into_inner(ticket.name())
     };
     let renewed = client.retry(ticket.claim.ttl, request).await;
     let renewed = explain_loss(client, ticket, renewed, ticket.claim.id).await?;

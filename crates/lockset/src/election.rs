@@ -6,6 +6,7 @@ use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 
 use crate::acquire::{LockRequest, acquire, acquire_patiently, acquire_within};
+use crate::engine::common::backoff::Backoff;
 use crate::engine::{LockState, Scope, Wait};
 use crate::error::Result;
 use crate::guard::Guard;
@@ -16,7 +17,7 @@ use crate::run::{RunError, run_held};
 use crate::token::Token;
 
 /// The first and the longest pause after a campaign that failed.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
 /// One leader at a time, known to all. Made by [`Lockset::election`](crate::Lockset::election).
 ///
@@ -149,11 +150,11 @@ impl Election {
     where
         F: AsyncFnOnce(&Guard) -> Result<T, E> + Clone,
     {
-        let mut pause = PAUSES.0;
+        let mut pauses = PAUSES;
         loop {
             match acquire_patiently(&self.0).await {
                 Ok(term) => {
-                    pause = PAUSES.0;
+                    pauses.reset();
                     match run_held(term, work.clone()).await {
                         Err(RunError::Interrupted(_)) => {}
                         ended => return ended,
@@ -161,8 +162,7 @@ impl Election {
                 }
                 Err(error) if error.is_retryable() => {
                     report!(warn, name = self.0.name, error = error, "a campaign failed");
-                    self.0.client.clock.sleep(pause).await;
-                    pause = (pause * 2).min(PAUSES.1);
+                    self.0.client.clock.sleep(pauses.next_pause()).await;
                 }
                 Err(error) => return Err(RunError::NotGranted(error)),
             }

@@ -477,9 +477,8 @@ impl KeptLease for Hold {
 
     fn release(self: Arc<Self>) -> BoxFuture<'static, Result<()>> {
         async move {
-            let engine = self.client.capabilities.engine;
             let what = format!("`{}` was not released within {CLEANUP_TIMEOUT:?}", self.name);
-            let late = Error::Unreachable { engine, what, retryable: true, source: None };
+            let late = self.client.no_reply(&what);
             tokio::time::timeout(CLEANUP_TIMEOUT, release(self)).await.unwrap_or(Err(late))
         }
         .boxed()

@@ -12,12 +12,13 @@ use super::RedlockCore;
 use super::attempt::{AtNode, Attempt, AttemptPhase, attempt_id};
 use super::release::CleanupGuard;
 use super::round::{AttemptRound, RoundOutcome};
+use crate::engine::common::backoff::Backoff;
 use crate::engine::{Claim, Grant, Wait};
 use crate::error::{Error, Result};
 use crate::token::Token;
 
 /// The first and the longest pause between attempts that failed.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
 
 /// A request for the lock at one node.
 pub(super) type PendingAcquire = BoxFuture<'static, (usize, Result<Option<Grant>>)>;
@@ -66,7 +67,7 @@ impl RedlockCore {
         }
         let started = self.clock.now();
         let deadline = wait.deadline().max(started + self.node_timeout(claim.ttl));
-        let mut pause = PAUSES.0;
+        let mut pauses = PAUSES;
         for number in first..=u8::MAX {
             let attempt = self.begin_attempt(claim, number);
             if self.is_withdrawn(claim.id) {
@@ -107,9 +108,8 @@ impl RedlockCore {
                     }
                 }
             }
-            let until = self.clock.now() + with_jitter(pause);
+            let until = self.clock.now() + with_jitter(pauses.next_pause());
             self.clock.sleep_until(until.min(deadline)).await;
-            pause = (pause * 2).min(PAUSES.1);
         }
         // All attempt ids of the claim are used up. The caller repeats with a fresh claim.
         Err(Error::NotHeld { name: claim.name.clone() })

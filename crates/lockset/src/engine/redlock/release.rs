@@ -12,13 +12,14 @@ use tokio::task::JoinHandle;
 use super::RedlockCore;
 use super::attempt::{AtNode, Attempt, AttemptPhase, claim_of};
 use super::nodes::unreachable_error;
+use crate::engine::common::backoff::Backoff;
 use crate::engine::{Break, Claim, ClaimId, Grant, Holder};
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::token::Token;
 
 /// The first and the longest pause between tries to release at one node.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 /// How long a release waits for a quorum, however short the lease.
 const MIN_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long after the end of the lease a release is still repeated.
@@ -169,7 +170,7 @@ impl RedlockCore {
     pub(super) async fn release_at(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize) {
         let engine = &self.nodes.all[node].engine;
         let give_up_at = self.clock.now() + attempt.claim.ttl + CLEANUP_AFTER_LEASE;
-        let mut pause = PAUSES.0;
+        let mut pauses = PAUSES;
         loop {
             let at = attempt.state().at(node).clone();
             let outcome = match &at {
@@ -193,8 +194,7 @@ impl RedlockCore {
             if self.clock.now() >= give_up_at {
                 return;
             }
-            self.clock.sleep_until(self.clock.now() + pause).await;
-            pause = (pause * 2).min(PAUSES.1);
+            self.clock.sleep_until(self.clock.now() + pauses.next_pause()).await;
         }
     }
 

@@ -11,13 +11,14 @@ use super::acquire::{PendingAcquires, with_jitter};
 use super::attempt::{AtNode, Attempt, Verdict};
 use super::nodes::unreachable_error;
 use crate::clock::Moment;
+use crate::engine::common::backoff::Backoff;
 use crate::engine::{Claim, Grant, Wait};
 use crate::error::{Error, Result};
 use crate::token::Token;
 
 /// The first and the longest pause before nodes that refused are asked again by an attempt that
 /// holds the entry node.
-const REFUSED_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+const REFUSED_PAUSES: Backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
 /// How long an attempt that does not wait gives others, which lost at the same time, to release.
 const MIN_RETRY: Duration = Duration::from_millis(5);
 
@@ -167,7 +168,7 @@ impl<'a> AttemptRound<'a> {
         let core = self.core;
         let ttl = self.attempt.claim.ttl;
         let (mut asked, mut retry_until, mut silent_excluded) = (self.started, None, false);
-        let (mut pause, mut ask_again) = (REFUSED_PAUSES.0, Moment::NEVER);
+        let (mut pauses, mut ask_again) = (REFUSED_PAUSES, Moment::NEVER);
         loop {
             let (verdict, entry, replies) = {
                 let state = self.attempt.state();
@@ -199,8 +200,7 @@ impl<'a> AttemptRound<'a> {
                     if now >= retry_until || !self.could_be_won() {
                         return self.failure();
                     }
-                    ask_again = (now + with_jitter(pause)).min(retry_until);
-                    pause = (pause * 2).min(REFUSED_PAUSES.1);
+                    ask_again = (now + with_jitter(pauses.next_pause())).min(retry_until);
                 }
                 Verdict::Lost if ask_again == Moment::NEVER => return self.failure(),
                 Verdict::Lost | Verdict::Open => {}
