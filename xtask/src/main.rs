@@ -78,7 +78,9 @@ fn features_by_themselves(counts: &mut Counts) -> Outcome {
             check(&format!("{one},{other}"))?;
         }
     }
-    for other in ["redis-tls", "blocking", "metrics"] {
+    let fences =
+        ["fence-sqlite", "fence-postgres", "fence-redis", "fence-object-store", "fence-http"];
+    for other in ["redis-tls", "blocking", "metrics"].iter().chain(&fences) {
         check(other)?;
     }
     let tests = ["test", "-p", "lockset", "--no-default-features", "--lib"];

@@ -9,6 +9,7 @@
 //! | [`stage`] | the [`Stage`] trait (the environment in which a law runs), and one stage per engine |
 //! | [`suite`](mod@suite) | runs laws on a stage; the [`suite!`](macro@crate::suite) macro makes one test per law |
 //! | [`mutants`] | for each law, a broken engine on which the law must fail |
+//! | [`fence_laws`] | the promises of a fence store |
 //! | [`layer`] | engines that wrap another engine and change some of its methods |
 //! | [`simulation`] | many seeds of the real front over a faulty network, in virtual time |
 //! | [`redlock_simulation`] | the same for fenced Redlock over faulty nodes |
@@ -172,6 +173,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod contenders;
+pub mod fence_laws;
 pub mod history;
 mod law_support;
 pub mod laws;

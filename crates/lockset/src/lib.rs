@@ -31,6 +31,7 @@
 //! | have one leader | [`Election::lead`] |
 //! | wait for each other | [`Lockset::latch`], [`Lockset::barrier`] |
 //! | take several locks, all or none | [`all`] |
+//! | let the resource reject a stale holder | [`fence`] |
 //! | pass a lock to another process | [`Guard::detach`], [`Lockset::attach`] |
 //! | see and break locks | [`Lockset::inspect`], [`list`](Lockset::list), [`watch`](Lockset::watch), [`force_release`](Lockset::force_release) |
 //!
@@ -60,6 +61,7 @@
 //! | `redis` | the engines `redis://` and `redlock://`, and [`Builder::redis_client`](Builder) |
 //! | `redis-tls` | `redis`, and TLS for it; the other engines always have TLS |
 //! | `etcd`, `zookeeper` | an engine each |
+//! | `fence-sqlite`, `fence-postgres`, `fence-redis`, `fence-object-store`, `fence-http` | checks of tokens at a resource, see [`fence`] |
 //! | `blocking` | the same API for code without an async runtime |
 //! | `metrics` | counters and histograms through the `metrics` facade |
 //!
@@ -87,7 +89,7 @@
 //! * **Cancel safe**: dropping a pending `lock()` leaves neither a lock nor a queue entry.
 //!
 //! What no lock can promise: a process may be paused between the check and the action. Send the
-//! token with every write, and let the resource reject older ones. `GUARANTEES.md` of the
+//! token with every write, and let the resource reject older ones: [`fence`]. `GUARANTEES.md` of the
 //! repository says what each promise means on each engine and what it does not cover.
 //!
 //! # Observing
@@ -109,6 +111,7 @@ pub mod clock;
 mod election;
 pub mod engine;
 mod error;
+pub mod fence;
 mod fork;
 mod gate;
 mod guard;

@@ -398,7 +398,8 @@ pub(crate) fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-fn percent_encode(text: &str) -> String {
+/// Writes every byte but ASCII letters, digits and `-._~` as `%41`.
+pub(crate) fn percent_encode(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
