@@ -15,7 +15,8 @@
 //! | [`redlock_simulation`] | the same for fenced Redlock over faulty nodes |
 //! | [`history`] | records what clients believed, and checks that it is consistent |
 //! | [`steps`], [`contenders`] | building blocks for tests of one engine on real servers |
-//! | [`proxy`], [`process`], [`python`] | TCP faults, client processes, clients in other languages |
+//! | [`proxy`], [`signals`] | TCP faults, processes that are stopped |
+//! | [`process`], [`python`] | client processes, clients in other languages |
 //!
 //! # Test an engine of your own
 //!
@@ -185,6 +186,7 @@ pub mod process;
 pub mod proxy;
 pub mod python;
 pub mod redlock_simulation;
+pub mod signals;
 pub mod simulation;
 pub mod stage;
 pub mod steps;

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockset::{Guard, LockOptions, Lockset, Mode, Result, State, Token};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::layer::FreezeSwitch;
+use crate::signals;
 
 /// A command to the process, one line of JSON each. `call` identifies the lock in later commands.
 #[derive(Debug, Serialize, Deserialize)]
@@ -201,7 +202,7 @@ impl Process {
     fn signal(&self, signal: Signal) {
         // A simulated process cannot be stopped alone; its laws pause the whole stage.
         if let ProcessBackend::Child(child) = &self.backend {
-            kill_process(Pid::from_child(child), signal).unwrap();
+            signals::send(Pid::from_child(child), signal);
         }
     }
 

@@ -390,7 +390,8 @@ async fn a_late_request_of_a_cancelled_acquire_leaves_no_lock() {
     let late = claim("late");
     server.freeze();
     let asking = engine.acquire(&late, Wait::Forever);
-    assert!(tokio::time::timeout(SOON, asking).await.is_err(), "the server is frozen");
+    let replied = tokio::time::timeout(SOON, asking).await;
+    assert!(replied.is_err(), "the server is frozen, and replied {replied:?}");
     server.thaw();
     within(PATIENCE, "it is withdrawn", engine.withdraw(&late)).await.unwrap();
     tokio::time::sleep(Duration::from_secs(17)).await;

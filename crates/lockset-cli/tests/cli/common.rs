@@ -255,7 +255,7 @@ impl Running {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        rustix::process::kill_process(self.pid(), signal).unwrap();
+        lockset_testkit::signals::send(self.pid(), signal);
     }
 
     /// Its guardian.

@@ -77,7 +77,7 @@ fn a_lockset_whose_orders_are_not_read_still_ends_the_command_with_its_lock() {
     let script = "trap '' USR1; echo $$ >command; exec sleep 1000";
     let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", script]));
     let command = home.pid("command");
-    kill_process(running.guardian(), Signal::STOP).unwrap();
+    lockset_testkit::signals::send(running.guardian(), Signal::STOP);
     for _ in 0..1000 {
         running.signal(Signal::USR1);
         std::thread::sleep(Duration::from_millis(1));

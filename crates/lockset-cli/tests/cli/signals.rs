@@ -132,7 +132,7 @@ fn a_stopped_guardian_does_not_let_the_command_outlive_its_lock() {
     let script = "echo $$ >pid; exec sleep 1000";
     let running = Running::spawn(&mut home.lockset(&["run", "x", "--", "sh", "-c", script]));
     let command = home.pid("pid");
-    rustix::process::kill_process(running.guardian(), Signal::STOP).unwrap();
+    lockset_testkit::signals::send(running.guardian(), Signal::STOP);
     assert_eq!(code(&home.lockset(&["break", "x", "--now"]).output().unwrap()), 0);
     assert_eq!(code(&running.wait()), 76);
     assert!(!is_alive(command));

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use super::port::free_port;
 use crate::proxy::Proxy;
+use crate::signals;
 use crate::steps::until;
 
 /// Short enough for leases of one second and for a new leader within about a second; long enough
@@ -226,7 +227,7 @@ impl EtcdServers {
     /// Sends a signal to a server.
     pub fn signal(&self, node: usize, signal: Signal) {
         let pid = self.nodes[node].child.lock().unwrap().id();
-        kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+        signals::send(Pid::from_raw(pid as i32).unwrap(), signal);
     }
 
     /// Stops all servers.

@@ -12,12 +12,13 @@ use lockset::Lockset;
 use lockset::clock::Clock;
 use lockset::engine::Engine;
 use lockset::engine::redis::{Redis, RedisOptions};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 
 use super::port::free_port;
 use super::{Access, ClockSkew, LinkedClient, Stage, Time};
 use crate::process::{Process, StateSource};
 use crate::proxy::Proxy;
+use crate::signals;
 use crate::steps::until;
 
 /// A `redis-server` without persistence on a free port, killed when dropped.
@@ -187,7 +188,7 @@ impl RedisServer {
     /// Sends a signal to the server.
     pub fn signal(&self, signal: Signal) {
         let pid = self.child.lock().unwrap().id();
-        kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+        signals::send(Pid::from_raw(pid as i32).unwrap(), signal);
     }
 
     /// Kills the server.

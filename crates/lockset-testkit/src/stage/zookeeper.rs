@@ -7,10 +7,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 
 use super::port::free_port;
 use crate::python::PythonPeer;
+use crate::signals;
 use crate::steps::until;
 
 mod chroot;
@@ -282,7 +283,7 @@ impl ZooKeeperNode {
 
     fn signal(&self, signal: Signal) {
         if let Some(running) = &*self.running.lock().unwrap() {
-            kill_process(running.server, signal).unwrap();
+            signals::send(running.server, signal);
         }
     }
 
