@@ -10,7 +10,7 @@
 //! | a SQLite database | `SqliteFence`, inside your transaction | `fence-sqlite` |
 //! | a PostgreSQL database | `PostgresFence`, inside your transaction | `fence-postgres` |
 //! | keys of a Redis server | `RedisFence`: `set`, `hset`, `del` | `fence-redis` |
-//! | files of a folder | `FileFence::write` | always there |
+//! | files of a folder | [`FileFence::write`] | always there |
 //! | objects in S3 and the like | `ObjectFence::put` | `fence-object-store` |
 //! | an HTTP service | `FenceLayer`, and `FenceClientLayer` for its clients | `fence-http` |
 //! | keys of etcd, nodes of ZooKeeper | `EtcdOwnership`, `ZooKeeperOwnership` as a condition of your transaction | `etcd`, `zookeeper` |
@@ -41,6 +41,7 @@
 
 mod error;
 mod fencing_token;
+mod file;
 mod memory;
 #[cfg(feature = "fence-postgres")]
 mod postgres;
@@ -53,6 +54,7 @@ use async_trait::async_trait;
 
 pub use self::error::FenceError;
 pub use self::fencing_token::FencingToken;
+pub use self::file::FileFence;
 pub use self::memory::MemoryFence;
 #[cfg(feature = "fence-postgres")]
 #[cfg_attr(docsrs, doc(cfg(feature = "fence-postgres")))]
