@@ -89,8 +89,8 @@
 //! * **Cancel safe**: dropping a pending `lock()` leaves neither a lock nor a queue entry.
 //!
 //! What no lock can promise: a process may be paused between the check and the action. Send the
-//! token with every write, and let the resource reject older ones: [`fence`]. `GUARANTEES.md` of the
-//! repository says what each promise means on each engine and what it does not cover.
+//! token with every write, and let the resource reject older ones: [`fence`]. `GUARANTEES.md` of
+//! the repository says what each promise means on each engine and what it does not cover.
 //!
 //! # Observing
 //! `tracing`: the span `lockset.acquire` (name, engine, mode, note), events for grants, releases,

@@ -495,7 +495,10 @@ fn functions_fit_a_screen() {
                 .iter()
                 .any(|head| trimmed.starts_with(head))
                 || trimmed.starts_with("pub(crate) async fn ");
-            if !is_fn || trimmed.ends_with(';') {
+            // A signature without a body ends with a semicolon, perhaps some lines below.
+            let mut signature = lines[start..].iter();
+            let has_body = signature.find(|line| line.ends_with(['{', ';', '}']));
+            if !is_fn || has_body.is_none_or(|line| line.ends_with(';')) {
                 continue;
             }
             let end = format!("{indent}}}");

@@ -54,9 +54,8 @@ pub enum FenceError {
         store: &'static str,
         /// What was found, and where known what to do about it.
         what: String,
-        /// The store's own error.
-        #[source]
-        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+        /// The store's own error; `what` contains its message.
+        cause: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
 }
 
@@ -73,17 +72,17 @@ impl FenceError {
 
     /// That the store named `store` failed for this reason.
     pub fn store(store: &'static str, what: impl Into<String>) -> Self {
-        FenceError::Store { store, what: what.into(), source: None }
+        FenceError::Store { store, what: what.into(), cause: None }
     }
 
-    /// That the store named `store` failed with `source` while it did `what`.
+    /// That the store named `store` failed with `cause` while it did `what`.
     pub fn store_error(
         store: &'static str,
         what: &str,
-        source: impl std::error::Error + Send + Sync + 'static,
+        cause: impl std::error::Error + Send + Sync + 'static,
     ) -> Self {
-        let what = format!("{what}: {source}");
-        FenceError::Store { store, what, source: Some(Box::new(source)) }
+        let what = format!("{what}: {cause}");
+        FenceError::Store { store, what, cause: Some(Box::new(cause)) }
     }
 
     /// Whether the resource has seen a greater token. Everything else is a mistake or a failure.

@@ -73,7 +73,7 @@ pub struct FileFence {
 
 /// The content of a mark file.
 #[derive(Deserialize, Serialize)]
-struct MarkFile {
+struct MarkRecord {
     version: u64,
     resource: Name,
     lock: Name,
@@ -82,7 +82,7 @@ struct MarkFile {
 
 /// Read first, so that a newer version may have other fields.
 #[derive(Deserialize)]
-struct MarkFileVersion {
+struct MarkRecordVersion {
     version: u64,
 }
 
@@ -178,7 +178,7 @@ impl FileFence {
             true => rustix::fs::fsync(&folder.marks).map_err(Into::into),
             false => {
                 let (resource, lock) = (resource.clone(), lock.clone());
-                let mark = MarkFile { version: VERSION, resource, lock, token: token.token() };
+                let mark = MarkRecord { version: VERSION, resource, lock, token: token.token() };
                 serde_json::to_vec(&mark).map_err(std::io::Error::from).and_then(|mark| {
                     let mode = PRIVATE_FILE;
                     replace(&folder.marks, NEW_MARK, &folder.marks, &file, mode, &mark)
@@ -325,7 +325,7 @@ fn mark_file_name(resource: &Name, lock: &Name) -> String {
     format!("{hash:032x}{MARK_SUFFIX}")
 }
 
-fn read_mark(folder: &OwnedFd, file: &str, path: &Path) -> Result<Option<MarkFile>, FenceError> {
+fn read_mark(folder: &OwnedFd, file: &str, path: &Path) -> Result<Option<MarkRecord>, FenceError> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut text = Vec::new();
     match rustix::fs::openat(folder, file, flags, Mode::empty()) {
@@ -342,7 +342,7 @@ fn read_mark(folder: &OwnedFd, file: &str, path: &Path) -> Result<Option<MarkFil
         );
         FenceError::store(STORE, what)
     };
-    let MarkFileVersion { version } =
+    let MarkRecordVersion { version } =
         serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
     if version > VERSION {
         let what = format!(
@@ -351,7 +351,7 @@ fn read_mark(folder: &OwnedFd, file: &str, path: &Path) -> Result<Option<MarkFil
         );
         return Err(FenceError::store(STORE, what));
     }
-    let mark: MarkFile =
+    let mark: MarkRecord =
         serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
     let token = FencingToken::new(mark.lock.clone(), mark.token);
     token.map_err(|error| corrupt(error.to_string()))?;

@@ -90,8 +90,9 @@ pub struct PostgresFence {
 
 impl PostgresFence {
     /// A fence for this resource: a table, a group of tables, or the whole database. Creates the
-    /// schema of the marks if it is missing. If it is there, the role needs `USAGE` on it, `SELECT`,
-    /// `INSERT` and `UPDATE` on `lockset_fence.marks`, and `SELECT` on `lockset_fence.version`.
+    /// schema of the marks if it is missing. If it is there, the role needs `USAGE` on it,
+    /// `SELECT`, `INSERT` and `UPDATE` on `lockset_fence.marks`, and `SELECT` on
+    /// `lockset_fence.version`.
     ///
     /// # Errors
     /// [`FenceError::Invalid`] if the name is not valid, [`FenceError::Store`] if the schema cannot
@@ -113,7 +114,7 @@ impl PostgresFence {
     ///
     /// # Errors
     /// [`FenceError::Stale`], [`FenceError::WrongLock`]; [`FenceError::Invalid`] if `lock` is not
-    /// valid; [`FenceError::Store`] if the database fails. Its source is the
+    /// valid; [`FenceError::Store`] if the database fails. Its `cause` is the
     /// [`tokio_postgres::Error`], with the SQLSTATE of a serialization failure or deadlock.
     ///
     /// # Cancel safety
@@ -211,7 +212,7 @@ fn store_error(what: &str, error: tokio_postgres::Error) -> FenceError {
     if let Some(code) = error.code() {
         what = format!("{what} (SQLSTATE {})", code.code());
     }
-    FenceError::Store { store: POSTGRES, what, source: Some(Box::new(error)) }
+    FenceError::Store { store: POSTGRES, what, cause: Some(Box::new(error)) }
 }
 
 /// Marks in a PostgreSQL database, on a connection of their own: for the command line, and for
