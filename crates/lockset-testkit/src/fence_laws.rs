@@ -1,7 +1,8 @@
 //! What every fence store promises, as laws on a register that it guards.
 //!
 //! A test implements [`FencedRegister`] for its store and calls
-//! [`fence_suite!`](crate::fence_suite). `tests/fence_mutants.rs` has a broken register for each law.
+//! [`fence_suite!`](crate::fence_suite). `tests/fence_mutants.rs` has a broken register for each
+//! law.
 
 use std::sync::Arc;
 
