@@ -106,7 +106,7 @@ fn kill_at(folder: &Path) -> PathBuf {
     fs::write(&source, include_str!("../src/stage/kill_at.c")).unwrap();
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o"]).args([&program, &source]);
-    assert!(cc.status().expect("a C compiler is needed").success(), "kill_at.c does not compile");
+    assert!(cc.status().unwrap().success(), "kill_at.c does not compile");
     program
 }
 

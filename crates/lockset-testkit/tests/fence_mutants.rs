@@ -1,4 +1,5 @@
 //! Each law of a fence store fails on a register that breaks it, and all hold on a sound one.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
