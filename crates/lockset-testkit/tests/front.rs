@@ -12,7 +12,10 @@ use futures_util::StreamExt;
 use lockset::clock::Clock;
 use lockset::engine::memory::Memory;
 use lockset::engine::{Claim, Engine, Event, Grant, Hint, Renewal, Scope, Swap, Version};
-use lockset::{Break, Error, LockOptions, LockState, Lockset, LossReason, Name, State, Ticket};
+use lockset::fence::FencingToken;
+use lockset::{
+    Break, Error, Guard, LockOptions, LockState, Lockset, LossReason, Name, State, Ticket, Token,
+};
 use lockset_testkit::layer::{Layer, Layered};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -532,4 +535,60 @@ async fn options_that_the_engine_cannot_keep_are_reported_when_locking() {
     assert!(matches!(readers.read().await, Err(Error::Invalid { .. })));
     let usable = mutex.with(LockOptions::default());
     usable.lock().await.unwrap().release().await.unwrap();
+}
+
+/// The token of the timeout's holder.
+fn holder_token<T>(outcome: Result<T, Error>) -> Option<Token> {
+    match outcome {
+        Err(Error::Timeout { holder: Some(holder), .. }) => holder.token,
+        _ => None,
+    }
+}
+
+/// Users must not meet two tokens of one grant: a resource would reject the lower one.
+#[tokio::test]
+async fn every_public_place_shows_tokens_with_the_token_base() {
+    const BASE: u64 = 1_000_000_000_000_000;
+    const PATIENCE: Duration = Duration::from_millis(20);
+    let raw = Lockset::connect("memory:token-base").await.unwrap();
+    let locks = Lockset::connect(&format!("memory:token-base?token_base={BASE}")).await.unwrap();
+    let mutex = locks.mutex("m").unwrap().with(LockOptions::default().ttl(TTL).detachable());
+    let guard = mutex.lock().await.unwrap();
+
+    let stored = raw.inspect("m").await.unwrap().holders[0].token.unwrap();
+    let token = Token::new(stored.get() + BASE);
+    assert_eq!(guard.grant().token, stored, "conditions in the engine need the engine's token");
+    assert_eq!(guard.token(), token);
+    assert_eq!(guard.reenter().unwrap().token(), token);
+    assert_eq!(FencingToken::from(&guard).token(), token);
+    assert!(format!("{guard:?}").contains(&token.to_string()), "{guard:?}");
+    let shows = |state: &LockState| {
+        assert_eq!((state.holders[0].token, state.fence), (Some(token), Some(token)));
+    };
+    shows(&locks.inspect("m").await.unwrap());
+    shows(&locks.list("").await.unwrap()[0]);
+    shows(&locks.watch("").unwrap().next().await.unwrap().unwrap());
+    shows(&locks.watch_name("m").unwrap().next().await.unwrap().unwrap());
+    assert_eq!(holder_token(mutex.lock_within(PATIENCE).await), Some(token));
+    let several = lockset::all([mutex.clone()]).unwrap();
+    assert_eq!(holder_token(several.lock_within(PATIENCE).await), Some(token));
+
+    let ticket = guard.detach().await.unwrap();
+    assert_eq!(locks.renew(&ticket).await.unwrap().token, token);
+    let attached = locks.attach(&ticket).await.unwrap();
+    assert_eq!((attached.token(), attached.grant().token), (token, stored));
+    let broken = locks.force_release("m", Break::Now).await.unwrap();
+    assert_eq!(broken[0].token, Some(token));
+    let guards = several.lock().await.unwrap();
+    assert!(guards.token("m").unwrap() > token);
+    guards.release().await.unwrap();
+    let ran = mutex.run(async |held: &Guard| Ok::<_, Error>(held.token())).await;
+    assert!(ran.unwrap() > token);
+
+    let election = locks.election("leader").unwrap();
+    let term = election.campaign().await.unwrap();
+    assert_eq!(election.leader().await.unwrap().unwrap().token, Some(term.token()));
+    let observed = election.observe().next().await.unwrap().unwrap().unwrap();
+    assert_eq!(observed.token, Some(term.token()));
+    assert_eq!(term.token().get(), term.grant().token.get() + BASE);
 }

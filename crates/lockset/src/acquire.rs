@@ -171,7 +171,7 @@ pub(crate) async fn timed_out(request: &LockRequest, waited: Duration) -> Error 
 async fn holder_of(client: &Client, name: &Name) -> Option<Holder> {
     let state =
         tokio::time::timeout(HOLDER_TIMEOUT, client.engine.inspect(name)).await.ok()?.ok()?;
-    state.holders.into_iter().next().map(|holder| client.shown_holder(holder))
+    state.holders.into_iter().next().map(|holder| client.settings.shown_holder(holder))
 }
 
 fn outcome(admitted: &Result<Option<HoldHandle>>) -> Outcome {

@@ -77,7 +77,7 @@ pub(crate) async fn renew(client: &Arc<Client>, ticket: &Ticket) -> Result<Lease
     let renewed = client.retry(ticket.claim.ttl, request).await;
     let renewed = explain_loss(client, ticket, renewed, ticket.claim.id).await?;
     let valid_for = renewed.valid_until.saturating_duration_since(client.clock.now());
-    Ok(Lease { token: client.shown(grant.token), valid_for })
+    Ok(Lease { token: client.settings.shown(grant.token), valid_for })
 }
 
 /// If the engine no longer knows the lock of a ticket, another client attached it, or its lease

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::clock::Clock;
 use crate::engine::common::backoff::Backoff;
-use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, Holder, drift};
+use crate::engine::{Capabilities, Claim, ClaimId, Engine, Grant, Holder, LockState, drift};
 use crate::error::{Error, LossReason, Result};
 use crate::fork;
 use crate::hash::FastMap;
@@ -66,7 +66,7 @@ impl fmt::Debug for Client {
 }
 
 /// Settings of the URL and the builder for all locks of a client.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     /// The default ttl.
     pub(crate) ttl: Duration,
@@ -79,6 +79,24 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self { ttl: Duration::from_secs(30), token_base: 0, label_names: false }
+    }
+}
+
+impl Settings {
+    /// The token as users see it. What goes back to the engine keeps the engine's token.
+    pub(crate) fn shown(&self, token: Token) -> Token {
+        Token::new(token.get().saturating_add(self.token_base))
+    }
+
+    /// The holder with its token as users see it.
+    pub(crate) fn shown_holder(&self, holder: Holder) -> Holder {
+        Holder { token: holder.token.map(|token| self.shown(token)), ..holder }
+    }
+
+    /// The state with its tokens as users see them.
+    pub(crate) fn shown_state(&self, state: LockState) -> LockState {
+        let holders = state.holders.into_iter().map(|holder| self.shown_holder(holder)).collect();
+        LockState { fence: state.fence.map(|token| self.shown(token)), holders, ..state }
     }
 }
 
@@ -129,15 +147,6 @@ impl Client {
             true => Err(Error::Closed),
             false => Ok(()),
         }
-    }
-
-    /// The token as users see it.
-    pub(crate) fn shown(&self, token: Token) -> Token {
-        token.lifted(self.settings.token_base)
-    }
-
-    pub(crate) fn shown_holder(&self, holder: Holder) -> Holder {
-        Holder { token: holder.token.map(|token| self.shown(token)), ..holder }
     }
 
     /// Looks up the lease that `claim` holds by `grant`, without renewing it.

@@ -179,7 +179,7 @@ impl Election {
     pub async fn leader(&self) -> Result<Option<Leader>> {
         self.0.client.check_usable()?;
         let state = self.0.client.engine.inspect(&self.0.name).await?;
-        Ok(leader_in(&state, self.0.client.settings.token_base))
+        Ok(leader_in(&self.0.client.settings.shown_state(state)))
     }
 
     /// The leader, now and after every change, `None` while there is none. Terms that were over
@@ -191,7 +191,7 @@ impl Election {
         let states = self.0.client.watch(Scope::Name(self.0.name.clone()));
         let mut last = None;
         let changes = states.filter_map(move |state| {
-            let leader = state.map(|state| leader_in(&state, 0));
+            let leader = state.map(|state| leader_in(&state));
             let news = match &leader {
                 Ok(leader) if last.as_ref() == Some(leader) => None,
                 _ => {
@@ -205,10 +205,7 @@ impl Election {
     }
 }
 
-fn leader_in(state: &LockState, token_base: u64) -> Option<Leader> {
+fn leader_in(state: &LockState) -> Option<Leader> {
     let holder = state.holders.first()?;
-    Some(Leader {
-        note: holder.note.clone(),
-        token: holder.token.map(|token| token.lifted(token_base)),
-    })
+    Some(Leader { note: holder.note.clone(), token: holder.token })
 }

@@ -207,12 +207,12 @@ impl Hold {
         }
         let pass = pass.take();
         let ceiling = options.max_hold.map_or(Moment::NEVER, |longest| now + longest);
-        report!(debug, name = claim.name, token = client.shown(grant.token), "granted");
+        report!(debug, name = claim.name, token = client.settings.shown(grant.token), "granted");
         client.telemetry.held(&claim.name);
         let hold = Arc::new(Hold {
             id: claim.id,
             name: claim.name.clone(),
-            token: client.shown(grant.token),
+            token: client.settings.shown(grant.token),
             ttl: claim.ttl,
             since: now,
             handles: AtomicUsize::new(1),
@@ -508,7 +508,7 @@ async fn release(hold: Arc<Hold>) -> Result<()> {
     drop(in_flight);
     match released {
         Ok(next_grant) => {
-            let token = hold.client.shown(grant.token);
+            let token = hold.client.settings.shown(grant.token);
             report!(debug, name = pending.claim.name, token = token, "released");
             pending.hand_over(next_grant);
             Ok(())

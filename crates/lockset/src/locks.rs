@@ -227,7 +227,7 @@ impl Lockset {
     pub async fn inspect(&self, name: impl TryInto<Name, Error: Into<Error>>) -> Result<LockState> {
         let name = self.name(name)?;
         self.client.check_usable()?;
-        Ok(self.client.shown_state(self.client.engine.inspect(&name).await?))
+        Ok(self.client.settings.shown_state(self.client.engine.inspect(&name).await?))
     }
 
     /// All names with this prefix that are held or waited for.
@@ -251,7 +251,7 @@ impl Lockset {
         let prefix = self.prefix(prefix)?;
         self.client.check_usable()?;
         let states = self.client.engine.list(&prefix).await?;
-        Ok(states.into_iter().map(|state| self.client.shown_state(state)).collect())
+        Ok(states.into_iter().map(|state| self.client.settings.shown_state(state)).collect())
     }
 
     /// The state of every name with this prefix, then of each again whenever it may have changed.
@@ -315,7 +315,7 @@ impl Lockset {
         let name = self.name(name)?;
         self.client.check_usable()?;
         let broken = self.client.engine.force_release(&name, how).await?;
-        Ok(broken.into_iter().map(|holder| self.client.shown_holder(holder)).collect())
+        Ok(broken.into_iter().map(|holder| self.client.settings.shown_holder(holder)).collect())
     }
 
     /// Releases everything this client holds, finishes what runs in the background, and ends the
@@ -372,23 +372,9 @@ impl Lockset {
 impl Client {
     /// The states of all names in scope, then of each that changed.
     pub(crate) fn watch(&self, scope: Scope) -> BoxStream<'static, Result<LockState>> {
-        let base = self.settings.token_base;
+        let settings = self.settings;
         let states = watch(&self.engine, self.clock.clone(), scope);
-        let states = states.map(move |state| state.map(|state| lift(state, base)));
+        let states = states.map(move |state| state.map(|state| settings.shown_state(state)));
         states.take_until(Box::pin(self.until_closed())).boxed()
     }
-
-    fn shown_state(&self, state: LockState) -> LockState {
-        lift(state, self.settings.token_base)
-    }
-}
-
-/// The state with its tokens as users see them.
-fn lift(mut state: LockState, base: u64) -> LockState {
-    let up = |token: crate::Token| token.lifted(base);
-    state.fence = state.fence.map(up);
-    for holder in &mut state.holders {
-        holder.token = holder.token.map(up);
-    }
-    state
 }

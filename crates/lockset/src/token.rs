@@ -38,11 +38,6 @@ impl Token {
         self.0
     }
 
-    /// The token as users see it on a client whose URL says `token_base`.
-    pub(crate) fn lifted(self, token_base: u64) -> Token {
-        Token(self.0.saturating_add(token_base))
-    }
-
     /// The token that a grant takes on a name whose last token was `fence`, by the rule every
     /// engine with a fence of its own follows: above the last one and not below `at_least`.
     pub(crate) fn next(fence: u64, at_least: u64) -> Token {
