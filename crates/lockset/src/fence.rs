@@ -41,6 +41,8 @@
 
 mod error;
 mod fencing_token;
+#[cfg(feature = "fence-http")]
+mod http;
 mod memory;
 
 use std::fmt;
@@ -49,6 +51,11 @@ use async_trait::async_trait;
 
 pub use self::error::FenceError;
 pub use self::fencing_token::FencingToken;
+#[cfg(feature = "fence-http")]
+#[cfg_attr(docsrs, doc(cfg(feature = "fence-http")))]
+pub use self::http::{
+    FenceClientLayer, FenceClientService, FenceLayer, FenceService, TOKEN_HEADER,
+};
 pub use self::memory::MemoryFence;
 #[cfg(feature = "etcd")]
 #[cfg_attr(docsrs, doc(cfg(feature = "etcd")))]
