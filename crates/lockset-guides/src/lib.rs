@@ -11,3 +11,11 @@ struct Testing;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/metrics.md")]
 struct Metrics;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/choosing.md")]
+struct Choosing;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing.md")]
+struct Fencing;

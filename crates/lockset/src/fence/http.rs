@@ -38,15 +38,19 @@ const MAX_HEADER: usize = 1024;
 /// [`check_all_methods`](FenceLayer::check_all_methods) says otherwise. The handler finds the
 /// [`FencingToken`] in the extensions of an admitted request.
 ///
-/// | status | `type` in the body | why |
+/// | status | `type` in the body: `urn:lockset:` and | why |
 /// |---|---|---|
-/// | 400 | `urn:lockset:malformed-token` | the header is not one valid token, or there are two |
-/// | 400 | `urn:lockset:no-lock` | the closure of [`lock_by`](FenceLayer::lock_by) found no lock |
-/// | 403 | `urn:lockset:wrong-lock` | the token is one of another lock: a mistake in the client, which taking the lock again does not repair |
-/// | 409 | `urn:lockset:stale-token` | a greater token was seen: give up the work, take the lock again |
-/// | 428 | `urn:lockset:token-required` | there is no header |
-/// | 503 | `urn:lockset:store-failed` | the store of the marks failed: nothing was done |
-/// | 503 | `urn:lockset:too-many-waiting` | too many requests wait for lower tokens: nothing was done, except that the mark may have been raised |
+/// | 400 | `malformed-token` | the header is not one valid token, or there are two |
+/// | 400 | `no-lock` | the closure of [`lock_by`](FenceLayer::lock_by) found no lock |
+/// | 403 | `wrong-lock` | the token is one of another lock |
+/// | 409 | `stale-token` | a greater token was seen |
+/// | 428 | `token-required` | there is no header |
+/// | 503 | `store-failed` | the store of the marks failed: nothing was done |
+/// | 503 | `too-many-waiting` | too many requests wait for lower tokens |
+///
+/// After a 409 the client gives up the work and takes the lock again. A wrong lock is a mistake in
+/// the client, which taking the lock again does not repair, so it has a status of its own. A
+/// request that was one too many has not reached the handler; it may have raised the mark.
 ///
 /// The body is `application/problem+json` (RFC 9457) with `type`, `title`, `status`, `detail` and
 /// `resource`; for a stale token also `lock`, `token` and `seen`, for a wrong lock `expected` and
@@ -236,11 +240,14 @@ struct HttpFence {
     order: Arc<TokenOrder>,
 }
 
+/// Which lock protects a request.
 #[derive(Clone)]
 enum LockOf {
     Fixed(Name),
-    Request(Arc<dyn Fn(&Parts) -> Option<Name> + Send + Sync>),
+    Request(Arc<LockOfRequest>),
 }
+
+type LockOfRequest = dyn Fn(&Parts) -> Option<Name> + Send + Sync;
 
 impl HttpFence {
     /// Admits a request, and waits until all with lower tokens have left. `None` is a request that
