@@ -15,3 +15,11 @@ struct Metrics;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/fencing-sql.md")]
 struct FencingSql;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/choosing.md")]
+struct Choosing;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing.md")]
+struct Fencing;

@@ -42,6 +42,8 @@
 mod error;
 mod fencing_token;
 mod file;
+#[cfg(feature = "fence-http")]
+mod http;
 mod memory;
 #[cfg(feature = "fence-postgres")]
 mod postgres;
@@ -55,6 +57,11 @@ use async_trait::async_trait;
 pub use self::error::FenceError;
 pub use self::fencing_token::FencingToken;
 pub use self::file::FileFence;
+#[cfg(feature = "fence-http")]
+#[cfg_attr(docsrs, doc(cfg(feature = "fence-http")))]
+pub use self::http::{
+    FenceClientLayer, FenceClientService, FenceLayer, FenceService, TOKEN_HEADER,
+};
 pub use self::memory::MemoryFence;
 #[cfg(feature = "fence-postgres")]
 #[cfg_attr(docsrs, doc(cfg(feature = "fence-postgres")))]
