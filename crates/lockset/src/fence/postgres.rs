@@ -90,8 +90,9 @@ pub struct PostgresFence {
 
 impl PostgresFence {
     /// A fence for this resource: a table, a group of tables, or the whole database. Creates the
-    /// schema of the marks if it is missing. If it is there, the role needs `USAGE` on it, `SELECT`,
-    /// `INSERT` and `UPDATE` on `lockset_fence.marks`, and `SELECT` on `lockset_fence.version`.
+    /// schema of the marks if it is missing. If it is there, the role needs `USAGE` on it,
+    /// `SELECT`, `INSERT` and `UPDATE` on `lockset_fence.marks`, and `SELECT` on
+    /// `lockset_fence.version`.
     ///
     /// # Errors
     /// [`FenceError::Invalid`] if the name is not valid, [`FenceError::Store`] if the schema cannot
