@@ -466,6 +466,20 @@ async fn a_store_connects_again_after_a_restart() {
     assert_eq!(store.marks().await.unwrap(), [mark]);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_lost_in_a_transaction_rejects() {
+    let server = installed();
+    let mut db = connect(&server.url()).await;
+    let fence = PostgresFence::new(&db, "stock").await.unwrap();
+    let write = db.transaction().await.unwrap();
+    server.stop();
+    let admitted = fence.admit(&write, "orders", token(7));
+    let error = within(PATIENCE, "the check fails", admitted).await.unwrap_err();
+    assert!(matches!(error, FenceError::Store { .. }), "{error}");
+    server.resume();
+    assert_eq!(server.ask(MARKS), "");
+}
+
 /// A server that accepts connections and never replies, and a mark that stays locked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_does_not_wait_for_ever() {
