@@ -1,5 +1,5 @@
 //! The fence in front of an HTTP service: a real server and requests over sockets.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 #[path = "fence_http/server.rs"]
 mod server;
@@ -25,7 +25,7 @@ fn header(token: u64) -> String {
 }
 
 async fn write(server: &Server, token: u64) -> Answer {
-    exchange(server.address, &request("PUT", "/", &header(token))).await.unwrap()
+    exchange(server.address, &request("PUT", "/", header(token))).await.unwrap()
 }
 
 fn assert_problem(answer: &Answer, status: u16, kind: &str, says: &str) {
@@ -92,11 +92,11 @@ async fn what_is_not_one_token_is_a_bad_request() {
     ];
     for (value, says) in wrong {
         let head = [TOKEN_HEADER.as_bytes(), b": ", value, b"\r\n"].concat();
-        let answer = exchange(server.address, &request("PUT", "/", &head)).await.unwrap();
+        let answer = exchange(server.address, &request("PUT", "/", head)).await.unwrap();
         assert_problem(&answer, 400, "malformed-token", says);
     }
     let twice = format!("{}{}", header(7), header(7));
-    let answer = exchange(server.address, &request("PUT", "/", &twice)).await.unwrap();
+    let answer = exchange(server.address, &request("PUT", "/", twice)).await.unwrap();
     assert_problem(&answer, 400, "malformed-token", "one token");
     assert!(handler.begun().is_empty());
     assert_eq!(mark_of(&*store).await, None);
@@ -107,7 +107,7 @@ async fn a_token_of_another_lock_is_forbidden() {
     let (store, handler) = (Arc::new(MemoryFence::new()), Handler::open());
     let server = Server::start(fenced(&store), &handler).await;
     let head = format!("{TOKEN_HEADER}: orders/43=99\r\n");
-    let answer = exchange(server.address, &request("PUT", "/", &head)).await.unwrap();
+    let answer = exchange(server.address, &request("PUT", "/", head)).await.unwrap();
     assert_problem(&answer, 403, "wrong-lock", "is one of `orders/43`");
     assert_eq!(answer.json()["expected"], LOCK);
     assert_eq!(answer.json()["given"], "orders/43");
@@ -143,9 +143,9 @@ async fn methods_that_only_read_pass_unless_all_are_checked() {
         assert_eq!(answer.status, 428, "{method}");
     }
     // Nor does a read raise the mark.
-    let answer = exchange(server.address, &request("GET", "/", &header(9))).await.unwrap();
+    let answer = exchange(server.address, &request("GET", "/", header(9))).await.unwrap();
     assert_eq!((answer.status, mark_of(&*store).await), (200, None));
-    let answer = exchange(strict.address, &request("GET", "/", &header(9))).await.unwrap();
+    let answer = exchange(strict.address, &request("GET", "/", header(9))).await.unwrap();
     assert_eq!((answer.status, mark_of(&*store).await), (200, Some(9)));
 }
 
@@ -159,7 +159,7 @@ async fn an_optional_token_may_be_missing_but_not_wrong() {
     assert_eq!((answer.status, answer.body.as_str()), (200, "orders/42=8"));
     assert_problem(&write(&server, 7).await, 409, "stale-token", "8 was seen");
     let malformed = format!("{TOKEN_HEADER}: 8\r\n");
-    let answer = exchange(server.address, &request("PUT", "/", &malformed)).await.unwrap();
+    let answer = exchange(server.address, &request("PUT", "/", malformed)).await.unwrap();
     assert_problem(&answer, 400, "malformed-token", "form");
 }
 
@@ -172,7 +172,7 @@ async fn the_lock_can_follow_from_the_path() {
     });
     let server = Server::start(fence, &handler).await;
     let put = async |path: &str, token: u64| {
-        let answer = exchange(server.address, &request("PUT", path, &header(token))).await;
+        let answer = exchange(server.address, &request("PUT", path, header(token))).await;
         answer.unwrap()
     };
     assert_eq!(put("/orders/42", 8).await.status, 200);

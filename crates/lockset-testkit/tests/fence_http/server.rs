@@ -286,7 +286,7 @@ impl FencedRegister for HttpRegister {
     ) -> Result<(), FenceError> {
         let target = format!("/{}?{}", encoded(resource), encoded(lock));
         let header = format!("{TOKEN_HEADER}: {token}\r\n");
-        let answer = self.send(&request_with_body("PUT", &target, &header, value)).await;
+        let answer = self.send(&request_with_body("PUT", &target, header, value)).await;
         match answer.status {
             200 => Ok(()),
             409 => {
