@@ -178,7 +178,7 @@ impl Builder {
             engine: "keeper",
             what: "its thread ended while connecting".to_owned(),
             retryable: true,
-            source: Some(error.into()),
+            source: Some(Arc::new(error)),
         })??;
         Ok(Lockset::from_client(Client::new(engine, keeper, settings)))
     }

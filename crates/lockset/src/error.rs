@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::name::Name;
@@ -13,10 +14,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// So many characters of an invalid value are shown.
 const LONGEST_SHOWN: usize = 80;
 
-type Source = Box<dyn std::error::Error + Send + Sync>;
+/// Shared, because one failed request may have several callers.
+type Source = Arc<dyn std::error::Error + Send + Sync>;
 
 /// What went wrong. That a lock is busy is not an error: `try_lock` returns `Ok(None)`.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The lock was not granted in the time given. Try again later, or tell the holder.

@@ -171,7 +171,7 @@ impl Keeper {
                 engine: "keeper",
                 what: "its clock is that of a tokio runtime, and there is none".into(),
                 retryable: false,
-                source: Some(error.into()),
+                source: Some(Arc::new(error)),
             })?,
             false => own_thread(shared.clone())?,
         };
@@ -325,7 +325,7 @@ fn own_thread(shared: Arc<KeeperShared>) -> Result<Handle> {
         engine: "keeper",
         what: format!("its thread could not be started: {error}"),
         retryable: true,
-        source: Some(error.into()),
+        source: Some(Arc::new(error)),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

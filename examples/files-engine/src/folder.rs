@@ -3,6 +3,7 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockset::clock::{Clock, Moment};
@@ -149,7 +150,7 @@ fn failed(path: &Path, error: io::Error) -> Error {
         what: format!("{}: {error}", path.display()),
         // A full disk may become free; a file that is not a record stays one.
         retryable: error.kind() != ErrorKind::InvalidData,
-        source: Some(Box::new(error)),
+        source: Some(Arc::new(error)),
     }
 }
 

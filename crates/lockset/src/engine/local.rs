@@ -219,7 +219,7 @@ impl Engine for Local {
                     renewals.extend(part.into_iter().map(Renewal::from_inner));
                 }
                 Err(error) => renewals.extend(part.iter().map(|(claim, _)| {
-                    Renewal::from_inner(Err(self.held_error(&claim.name, again(&error))))
+                    Renewal::from_inner(Err(self.held_error(&claim.name, error.clone())))
                 })),
             }
         }
@@ -323,20 +323,8 @@ impl FencedNode for Local {
     }
 }
 
-/// The same error for another entry of the batch.
-fn again(error: &Error) -> Error {
-    match error {
-        Error::Unreachable { what, retryable, .. } => error_that(what.clone(), *retryable),
-        _ => Error::Closed,
-    }
-}
-
 fn error_of(what: impl Into<String>) -> Error {
-    error_that(what.into(), false)
-}
-
-fn error_that(what: String, retryable: bool) -> Error {
-    Error::Unreachable { engine: ENGINE, what, retryable, source: None }
+    Error::Unreachable { engine: ENGINE, what: what.into(), retryable: false, source: None }
 }
 
 fn error_from(
@@ -344,6 +332,6 @@ fn error_from(
     retryable: bool,
     source: impl std::error::Error + Send + Sync + 'static,
 ) -> Error {
-    let source = Some(Box::new(source).into());
-    Error::Unreachable { engine: ENGINE, what: what.into(), retryable, source }
+    let what = what.into();
+    Error::Unreachable { engine: ENGINE, what, retryable, source: Some(Arc::new(source)) }
 }

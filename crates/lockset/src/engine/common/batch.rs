@@ -21,7 +21,7 @@ const LONG: Duration = Duration::from_millis(50);
 pub(crate) trait Transport: Send + Sync + Sized + 'static {
     type Request: Clone + Send + Sync;
     type Answer: Send;
-    type Failed: Send;
+    type Failed: Clone + Send;
 
     fn batch(&self) -> &Batcher<Self>;
 
@@ -36,9 +36,6 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
         &self,
         requests: Vec<Self::Request>,
     ) -> impl Future<Output = Result<Vec<Self::Answer>, Self::Failed>> + Send;
-
-    /// The same failure for another request of the batch.
-    fn again(failed: &Self::Failed) -> Self::Failed;
 
     /// The failure of the requests that were not sent yet, if the server does not reply: each of
     /// them would wait as long again.
@@ -277,7 +274,7 @@ async fn lead<C: Transport>(mut leading: Leading<C>) {
                     .batch()
                     .heed(&failed, |under_way| matches!(under_way, UnderWay::Together));
                 tells.into_iter().for_each(|tell| {
-                    let _ = tell.send(Err(C::again(&failed)));
+                    let _ = tell.send(Err(failed.clone()));
                 });
             }
         }
@@ -340,10 +337,6 @@ mod tests {
             sync::lock(&self.left).push(requests.clone());
             tokio::time::sleep(Duration::from_millis(10)).await;
             if (self.is_silent)(&requests) { Err("silent") } else { Ok(requests) }
-        }
-
-        fn again(failed: &&'static str) -> &'static str {
-            failed
         }
 
         fn silence(_: &&'static str) -> Option<&'static str> {

@@ -93,10 +93,6 @@ impl Transport for TxnBatcher {
         self.connection.txn_once(batch, REQUEST_TIMEOUT).await.map(nested_replies)
     }
 
-    fn again(error: &EtcdRequestError) -> EtcdRequestError {
-        error.duplicate()
-    }
-
     fn silence(error: &EtcdRequestError) -> Option<EtcdRequestError> {
         (error.kind == EtcdErrorKind::Unavailable).then(|| error.as_not_sent())
     }

@@ -101,7 +101,7 @@ impl EtcdCore {
                 Err(error) if error.kind == EtcdErrorKind::LeaseNotFound => {
                     Err(Error::lost(&one.claim.name, LossReason::SessionEnded))
                 }
-                Err(error) => Err(error.duplicate().into()),
+                Err(error) => Err(error.clone().into()),
             };
             (one.index, result)
         });

@@ -9,7 +9,7 @@ use crate::error::Error;
 pub(super) type EtcdResult<T> = Result<T, EtcdRequestError>;
 
 /// A request that has no usable reply.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct EtcdRequestError {
     pub(super) kind: EtcdErrorKind,
     /// Whether the request may have been executed, or may still be.
@@ -100,18 +100,7 @@ impl EtcdRequestError {
 
     /// The same error, for a request that was not even sent because of it.
     pub(super) fn as_not_sent(&self) -> Self {
-        Self { outcome_unknown: false, ..self.duplicate() }
-    }
-
-    /// The same error, for another caller. The source stays with the first.
-    pub(super) fn duplicate(&self) -> Self {
-        let error = match &self.error {
-            Error::Unreachable { what, retryable, .. } => {
-                unreachable_error(what.clone(), *retryable)
-            }
-            other => unreachable_error(other.to_string(), false),
-        };
-        Self { kind: self.kind, outcome_unknown: self.outcome_unknown, error }
+        Self { outcome_unknown: false, ..self.clone() }
     }
 }
 

@@ -217,7 +217,7 @@ struct ServerWatch {
 impl ServerWatch {
     fn reject(self, error: &EtcdRequestError) {
         for subscriber in self.subscribers {
-            let _ = subscriber.send(KeyEvent::Rejected(error.duplicate().into()));
+            let _ = subscriber.send(KeyEvent::Rejected(error.clone().into()));
         }
     }
 }

@@ -282,12 +282,8 @@ impl Transport for RedisConnection {
         }
     }
 
-    fn again(failed: &RedisRequestError) -> RedisRequestError {
-        failed.duplicate()
-    }
-
     fn silence(failed: &RedisRequestError) -> Option<RedisRequestError> {
-        matches!(failed, RedisRequestError::Unknown(_)).then(|| failed.duplicate())
+        matches!(failed, RedisRequestError::Unknown(_)).then(|| failed.clone())
     }
 }
 

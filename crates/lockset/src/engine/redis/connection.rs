@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use super::connect::RedisAddress;
-use super::error::{RedisReply, RedisRequestError, classify, duplicate, unreachable_error};
+use super::error::{RedisReply, RedisRequestError, classify, unreachable_error};
 use super::reconnect::{CONNECT_TIMEOUT, RedisConnector, replicas_of_master};
 use super::scripts::{Script, Scripts};
 use crate::engine::common::batch::Batcher;
@@ -222,7 +222,7 @@ pub(super) struct ManagedConnection {
 pub(super) enum RedisConnectionState {
     Connected(Arc<RedisConnection>),
     /// Not connected, and why.
-    Down(Arc<Error>),
+    Down(Error),
 }
 
 impl ManagedConnection {
@@ -235,7 +235,7 @@ impl ManagedConnection {
     /// Connects in the background.
     pub(super) fn start(connector: RedisConnector) -> Self {
         let not_yet = unreachable_error("not connected yet".to_owned(), true, None);
-        Self::spawn(connector, RedisConnectionState::Down(Arc::new(not_yet)))
+        Self::spawn(connector, RedisConnectionState::Down(not_yet))
     }
 
     fn spawn(connector: RedisConnector, state: RedisConnectionState) -> Self {
@@ -275,7 +275,7 @@ impl ManagedConnection {
             Ok(Ok(RedisConnectionState::Connected(connection))) => Ok(connection),
             Ok(Err(_)) => Err(RedisRequestError::Refused(Error::Closed)),
             _ => Err(RedisRequestError::Refused(match &*self.state.borrow() {
-                RedisConnectionState::Down(error) => duplicate(error),
+                RedisConnectionState::Down(error) => error.clone(),
                 RedisConnectionState::Connected(_) => {
                     unreachable_error("the connection broke".to_owned(), true, None)
                 }

@@ -7,7 +7,7 @@ use super::connect::RedisAddress;
 use crate::error::Error;
 
 /// Why a request has no usable reply.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum RedisRequestError {
     /// The request was not executed.
     Refused(Error),
@@ -33,15 +33,6 @@ impl RedisRequestError {
             Self::Refused(error) => Self::Refused(with_server(server, error)),
             Self::WrongNode(error) => Self::WrongNode(with_server(server, error)),
             Self::Unknown(error) => Self::Unknown(with_server(server, error)),
-        }
-    }
-
-    /// A copy, for another request of the same batch.
-    pub(super) fn duplicate(&self) -> Self {
-        match self {
-            Self::Refused(error) => Self::Refused(duplicate(error)),
-            Self::WrongNode(error) => Self::WrongNode(duplicate(error)),
-            Self::Unknown(error) => Self::Unknown(duplicate(error)),
         }
     }
 }
@@ -150,7 +141,8 @@ pub(super) fn unreachable_error(
     retryable: bool,
     source: Option<&RedisError>,
 ) -> Error {
-    let source = source.map(|error| error.to_string().into());
+    let source = source
+        .map(|error| Box::<dyn std::error::Error + Send + Sync>::from(error.to_string()).into());
     Error::Unreachable { engine: ENGINE, what, retryable, source }
 }
 
@@ -161,16 +153,6 @@ pub(super) fn with_server((host, port): &RedisAddress, error: Error) -> Error {
             Error::Unreachable { engine, what: format!("{host}:{port}: {what}"), retryable, source }
         }
         other => other,
-    }
-}
-
-/// A copy of the error, without its source.
-pub(super) fn duplicate(error: &Error) -> Error {
-    match error {
-        Error::Unreachable { what, retryable, .. } => {
-            unreachable_error(what.clone(), *retryable, None)
-        }
-        _ => Error::Closed,
     }
 }
 

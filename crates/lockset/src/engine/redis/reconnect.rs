@@ -187,7 +187,7 @@ impl RedisConnector {
             let connection = loop {
                 let error = match self.connect().await {
                     Ok(connection) => break connection,
-                    Err(error) => Arc::new(error),
+                    Err(error) => error,
                 };
                 state.send_replace(RedisConnectionState::Down(error.clone()));
                 // A cluster node that became a replica is not needed any more.
@@ -221,7 +221,7 @@ impl RedisConnector {
         connection.status.close();
         let broke = unreachable_error("the connection broke".to_owned(), true, None);
         let broke = with_server(&connection.address, broke);
-        state.send_replace(RedisConnectionState::Down(Arc::new(broke)));
+        state.send_replace(RedisConnectionState::Down(broke));
     }
 
     /// Whether the sentinels name another master by now.

@@ -47,7 +47,7 @@ impl RedisCore {
                 });
                 futures_util::future::join_all(alone).await
             }
-            Err(error) => each.map(|_| Err(error::duplicate(&error))).collect(),
+            Err(error) => each.map(|_| Err(error.clone())).collect(),
         }
     }
 

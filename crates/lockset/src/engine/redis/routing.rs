@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::cluster::RedisCluster;
 use super::connect::{Deployment, RedisServers};
 use super::connection::{ManagedConnection, RedisConnection};
-use super::error::{RedisRequestError, duplicate, unreachable_error};
+use super::error::{RedisRequestError, unreachable_error};
 use super::push::{OnPush, RedisInbox};
 use super::reconnect::RedisConnector;
 use super::scripts::Scripts;
@@ -158,7 +158,7 @@ impl Route<'_> {
                     Err(down) => down.into_error(),
                 },
             };
-            why = duplicate(&down);
+            why = down.clone();
             self.refresh_slots(cluster, down).await.map_err(RedisRequestError::Refused)?;
         }
     }
