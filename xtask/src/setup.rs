@@ -26,6 +26,10 @@ const NEEDS: &[Need] = &[
     Need { program: ZOOKEEPER, debian: "libzookeeper-java", why: "the ZooKeeper engine" },
     Need { program: "etcd", debian: "etcd-server", why: "the etcd engine" },
     Need { program: "etcdctl", debian: "etcd-client", why: "faults of etcd, and its own locks" },
+    Need { program: "psql", debian: "postgresql-client", why: "a fence from plain SQL" },
+    Need { program: "postgres", debian: "postgresql", why: "fences in PostgreSQL" },
+    Need { program: "setpriv", debian: "util-linux", why: "servers that refuse to run as root" },
+    Need { program: "sqlite3", debian: "sqlite3", why: "a fence from plain SQL" },
     Need { program: "python3", debian: "python3", why: "other people's locks" },
     Need {
         program: "python3 -m ensurepip --version",
@@ -41,6 +45,7 @@ const ZOOKEEPER: &str = "/usr/share/java/zookeeper.jar";
 const SERVICES: &[Service] = &[
     Service { debian: "redis-server", unit: "redis-server" },
     Service { debian: "etcd-server", unit: "etcd" },
+    Service { debian: "postgresql", unit: "postgresql" },
 ];
 
 struct Service {
@@ -122,8 +127,11 @@ fn installed(program: &str) -> bool {
         return output.is_ok_and(|output| output.status.success());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
+    // Debian keeps the server's programs in a folder for each version.
+    let postgres = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     std::env::split_paths(&path)
         .chain(["/usr/sbin", "/sbin"].map(Into::into))
+        .chain(postgres.map(|version| version.path().join("bin")))
         .any(|folder| folder.join(program).is_file())
 }
 

@@ -11,3 +11,7 @@ struct Testing;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/metrics.md")]
 struct Metrics;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing-sql.md")]
+struct FencingSql;

@@ -43,6 +43,10 @@ mod error;
 mod fencing_token;
 mod file;
 mod memory;
+#[cfg(feature = "fence-postgres")]
+mod postgres;
+#[cfg(feature = "fence-sqlite")]
+mod sqlite;
 
 use std::fmt;
 
@@ -52,6 +56,12 @@ pub use self::error::FenceError;
 pub use self::fencing_token::FencingToken;
 pub use self::file::FileFence;
 pub use self::memory::MemoryFence;
+#[cfg(feature = "fence-postgres")]
+#[cfg_attr(docsrs, doc(cfg(feature = "fence-postgres")))]
+pub use self::postgres::{PostgresFence, PostgresFenceStore};
+#[cfg(feature = "fence-sqlite")]
+#[cfg_attr(docsrs, doc(cfg(feature = "fence-sqlite")))]
+pub use self::sqlite::{SqliteFence, SqliteFenceStore};
 #[cfg(feature = "etcd")]
 #[cfg_attr(docsrs, doc(cfg(feature = "etcd")))]
 pub use crate::engine::etcd::EtcdOwnership;
