@@ -124,7 +124,7 @@ fn bench() -> Outcome {
     for (package, bench) in [("lockset", "memory"), ("lockset", "local"), ("lockset-cli", "run")] {
         cargo(&["bench", "-q", "-p", package, "--bench", bench])?;
     }
-    for engine in ["redis", "etcd", "zookeeper", "redlock"] {
+    for engine in ["redis", "etcd", "zookeeper", "redlock", "fence"] {
         cargo(&["run", "-q", "--release", "-p", "lockset-bench", "--", engine])?;
     }
     Ok(())

@@ -26,16 +26,24 @@ const SLICE: Duration = Duration::from_millis(300);
 const MOST: Target = Target::AtMost(1.3);
 const LOCK: &str = "orders/42";
 
+struct Store {
+    name: &'static str,
+    measure: fn(Pace, &mut Table),
+}
+
+const ROWS: &[Store] = &[
+    Store { name: "sqlite", measure: sqlite },
+    Store { name: "postgres", measure: postgres },
+    Store { name: "redis", measure: redis_set },
+    Store { name: "file", measure: file },
+];
+
 pub(crate) fn run(args: &[&str]) -> ExitCode {
     let order = Order::read(args);
-    let rows: [(&str, fn(Pace, &mut Table)); 4] =
-        [("sqlite", sqlite), ("postgres", postgres), ("redis", redis_set), ("file", file)];
     let mut table = Table::default();
-    for (name, measure) in rows {
-        if order.wants(name) {
-            eprintln!("measuring: {name}");
-            measure(order.pace, &mut table);
-        }
+    for row in ROWS.iter().filter(|row| order.wants(row.name)) {
+        eprintln!("measuring: {}", row.name);
+        (row.measure)(order.pace, &mut table);
     }
     println!("-- fence (time of a guarded write / of the same write without the check)");
     println!("{table}");

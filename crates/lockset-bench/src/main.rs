@@ -1,8 +1,8 @@
 //! Lockset against bare sockets and other people's locks: one table of ratios for each engine.
 //!
-//! `cargo run --release -p lockset-bench -- redis [--quick] [rows…]`, `redlock`, `zookeeper` or
-//! `etcd`, rows by a part of their name. A crate of its own, so that the peers' dependencies never
-//! touch the library.
+//! `cargo run --release -p lockset-bench -- redis [--quick] [rows…]`, `redlock`, `zookeeper`,
+//! `etcd` or `fence`, rows by a part of their name. A crate of its own, so that the peers'
+//! dependencies never touch the library.
 //!
 //! Everything with Redis runs on one core: waking a thread on another core can cost several times
 //! what a whole hand-off does, and an unpinned run flips between the two. Every ratio is the median
@@ -22,6 +22,7 @@ mod contenders;
 mod contest;
 mod cycles;
 mod etcd;
+mod fence;
 mod handoff;
 mod idle;
 mod measure;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         ["redlock", rest @ ..] => redlock::run(rest),
         ["zookeeper", rest @ ..] => zookeeper::run(rest),
         ["etcd", rest @ ..] => etcd::run(rest),
+        ["fence", rest @ ..] => fence::run(rest),
         // This program is also the other processes of its own measurements.
         ["child", url] => {
             child::obey(url);
@@ -82,7 +84,7 @@ fn main() -> ExitCode {
 fn usage() -> String {
     let names: Vec<&str> = SECTIONS.iter().map(|section| section.name).collect();
     let redis = format!("redis [--quick] [rows…]\n\nrows: {}", names.join(", "));
-    let others = [redlock::USAGE, zookeeper::USAGE, etcd::USAGE];
+    let others = [redlock::USAGE, zookeeper::USAGE, etcd::USAGE, fence::USAGE];
     let others = others.map(|one| format!("       lockset-bench {one}"));
     format!("usage: lockset-bench {redis}\n\n{}", others.join("\n\n"))
 }

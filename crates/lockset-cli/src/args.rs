@@ -1,5 +1,7 @@
 //! The command line: its arguments, and what is rejected before anything is done.
 
+mod fence;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,6 +9,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use lockset::{Name, Note, Prefix};
+
+pub(crate) use self::fence::{CheckArgs, FenceArgs, FenceVerb, MarksArgs, TokenArgs, WriteArgs};
 
 /// A longer duration is most likely a mistake in the unit.
 const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 60 * 60);
@@ -93,6 +97,7 @@ pub(crate) enum Verb {
     #[command(after_help = "Examples:\n  lockset watch\n  lockset watch jobs/ --json")]
     Watch(ListArgs),
     Break(BreakArgs),
+    Fence(FenceArgs),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  lockset completions bash > \
         ~/.local/share/bash-completion/completions/lockset")]

@@ -2,6 +2,7 @@
 
 mod acquire;
 mod args;
+mod fence;
 mod guardian;
 mod home;
 mod inspect;
@@ -87,6 +88,9 @@ fn dispatch(cli: &Cli, home: &mut Option<Home>) -> Result<u8, Failure> {
         Verb::Show(args) => return runtime()?.block_on(inspect::show(args, &open(None)?)),
         Verb::Watch(args) => runtime()?.block_on(inspect::watch(args, &open(None)?)),
         Verb::Break(args) => return runtime()?.block_on(inspect::break_lock(args, &open(None)?)),
+        Verb::Fence(args) => {
+            return fence::execute(&args.verb, cli.engine.password_file.as_deref());
+        }
         Verb::Completions { shell } => completions(*shell),
         Verb::Man { dir: None } => man_page(),
         Verb::Man { dir: Some(dir) } => man_pages(dir),

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
+use lockset::fence::FenceMark;
 use lockset::{Error, Holder, LockState, Name, Token};
 use serde::Serialize;
 
@@ -13,6 +14,8 @@ pub(crate) mod code {
     pub(crate) const NOT_HELD: u8 = 1;
     pub(crate) const BUSY: u8 = 75;
     pub(crate) const LOST: u8 = 76;
+    /// `fence`: the resource has seen a greater token.
+    pub(crate) const STALE: u8 = 77;
     pub(crate) const TIMEOUT: u8 = 124;
     pub(crate) const OWN_ERROR: u8 = 125;
     pub(crate) const CANNOT_EXECUTE: u8 = 126;
@@ -44,6 +47,13 @@ impl Failure {
     /// An exit code without a message: after a signal, or when a reader went away.
     pub(crate) fn silent(code: u8) -> Self {
         Self::new(code, "")
+    }
+
+    /// The same after `redact` removed what must not be shown.
+    pub(crate) fn redacted(mut self, redact: impl Fn(&str) -> String) -> Self {
+        self.message = redact(&self.message);
+        self.hint = self.hint.as_deref().map(redact);
+        self
     }
 
     pub(crate) fn message(&self) -> &str {
@@ -81,9 +91,9 @@ fn code_of(error: &Error) -> u8 {
 }
 
 /// The error and its sources, on one line, each once.
-fn with_sources(error: &Error) -> String {
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
+    let mut source = error.source();
     while let Some(error) = source {
         let next = error.to_string();
         if !text.contains(&next) {
@@ -202,10 +212,26 @@ pub(crate) fn table(states: &[LockState], paint: Paint) -> String {
             rows.push(row(state, holder, &waiting));
         }
     }
+    aligned(&rows, paint)
+}
+
+/// All marks of a fence, one line each.
+pub(crate) fn table_of_marks(marks: &[FenceMark], paint: Paint) -> String {
+    let mut rows = vec![["RESOURCE", "LOCK", "TOKEN"].map(String::from)];
+    rows.extend(marks.iter().map(|mark| {
+        let names = [&mark.resource, &mark.lock].map(|name| harmless(name.as_str()));
+        let [resource, lock] = names;
+        [resource, lock, mark.token.to_string()]
+    }));
+    aligned(&rows, paint)
+}
+
+/// Rows in columns, below the first one as their header.
+fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]], paint: Paint) -> String {
     let width = |column: usize| {
         rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
     };
-    let widths: Vec<usize> = (0..7).map(width).collect();
+    let widths: Vec<usize> = (0..COLUMNS).map(width).collect();
     let mut text = String::new();
     for (number, row) in rows.iter().enumerate() {
         let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));

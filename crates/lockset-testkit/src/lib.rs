@@ -10,6 +10,7 @@
 //! | [`suite`](mod@suite) | runs laws on a stage; the [`suite!`](macro@crate::suite) macro makes one test per law |
 //! | [`mutants`] | for each law, a broken engine on which the law must fail |
 //! | [`fence_laws`] | the promises of a fence store |
+//! | [`paused_holder`] | a holder that is paused beyond its lease, on every engine and store |
 //! | [`layer`] | engines that wrap another engine and change some of its methods |
 //! | [`simulation`] | many seeds of the real front over a faulty network, in virtual time |
 //! | [`redlock_simulation`] | the same for fenced Redlock over faulty nodes |
@@ -182,6 +183,7 @@ pub mod layer;
 pub mod lock_kind;
 pub mod log_capture;
 pub mod mutants;
+pub mod paused_holder;
 pub mod process;
 pub mod proxy;
 pub mod python;

@@ -6,12 +6,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use lockset::fence::FencingToken;
 use lockset::{Guard, LockOptions, Lockset, Mode, Result, State, Token};
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::layer::FreezeSwitch;
+use crate::paused_holder::{Register, Verdict};
 use crate::signals;
 
 /// A command to the process, one line of JSON each. `call` identifies the lock in later commands.
@@ -39,6 +41,16 @@ pub enum ActorCommand {
         /// Which.
         call: u32,
     },
+    /// Writes into a register with the token of a lock, as it was when the lock was granted. The
+    /// guard is not asked.
+    Write {
+        /// Which lock.
+        call: u32,
+        /// The register.
+        register: Register,
+        /// The value.
+        value: String,
+    },
 }
 
 /// A reply of the process.
@@ -64,6 +76,13 @@ pub enum ActorReply {
         /// The state.
         state: String,
     },
+    /// The outcome of a write.
+    Wrote {
+        /// With the token of which lock.
+        call: u32,
+        /// Whether it was written.
+        verdict: Verdict,
+    },
     /// The command failed.
     Failed {
         /// Which.
@@ -79,6 +98,7 @@ impl ActorReply {
             ActorReply::Granted { call, .. }
             | ActorReply::Released { call }
             | ActorReply::State { call, .. }
+            | ActorReply::Wrote { call, .. }
             | ActorReply::Failed { call, .. } => *call,
         }
     }
@@ -178,6 +198,21 @@ impl Process {
         }
     }
 
+    /// Begins a write with the token of a lock; [`written`](Process::written) waits for it. A
+    /// stopped process writes as soon as it is resumed.
+    pub fn begin_write(&mut self, call: u32, register: &Register, value: &str) {
+        let (register, value) = (register.clone(), value.to_owned());
+        self.send(ActorCommand::Write { call, register, value });
+    }
+
+    /// The outcome of a write.
+    pub async fn written(&mut self, call: u32) -> Verdict {
+        match self.reply(call).await {
+            ActorReply::Wrote { verdict, .. } => verdict,
+            other => panic!("expected the outcome of a write, got {other:?}"),
+        }
+    }
+
     /// Kills the process (SIGKILL).
     pub fn kill(&mut self) {
         match &mut self.backend {
@@ -249,6 +284,22 @@ pub enum StateSource {
     Stale,
 }
 
+/// A client process by its arguments: `URL [--report-stale-state | --ttl-ms N]`.
+pub fn serve_arguments() {
+    let url = std::env::args().nth(1).unwrap_or_else(|| "local:".to_owned());
+    let option = std::env::args().nth(2).unwrap_or_default();
+    let state_source = match option.as_str() {
+        "--report-stale-state" => StateSource::Stale,
+        _ => StateSource::Guard,
+    };
+    let mut builder = Lockset::builder(&url);
+    if option == "--ttl-ms" {
+        let ttl = std::env::args().nth(3).unwrap().parse().unwrap();
+        builder = builder.ttl(Duration::from_millis(ttl));
+    }
+    serve_stdio(state_source, async { builder.connect().await.unwrap() });
+}
+
 /// The whole of a client process: connects, then executes the commands that come in on stdin and
 /// writes the replies to stdout.
 pub fn serve_stdio(state_source: StateSource, connect: impl Future<Output = Lockset>) {
@@ -277,16 +328,18 @@ pub async fn run_actor(
     state_source: StateSource,
 ) {
     let guards: Arc<Mutex<HashMap<u32, Guard>>> = Arc::default();
+    let tokens: Arc<Mutex<HashMap<u32, FencingToken>>> = Arc::default();
     while let Some(command) = commands.recv().await {
         match command {
             ActorCommand::Lock { call, name, mode, ttl } => {
-                let (locks, guards, send_reply) =
-                    (locks.clone(), guards.clone(), send_reply.clone());
+                let (locks, guards, tokens, send_reply) =
+                    (locks.clone(), guards.clone(), tokens.clone(), send_reply.clone());
                 tokio::spawn(async move {
                     let reply = match lock(&locks, &name, mode, ttl).await {
                         Err(error) => ActorReply::Failed { call, why: error.to_string() },
                         Ok(guard) => {
                             let token = guard.token();
+                            tokens.lock().unwrap().insert(call, FencingToken::from(&guard));
                             guards.lock().unwrap().insert(call, guard);
                             ActorReply::Granted { call, token }
                         }
@@ -310,6 +363,14 @@ pub async fn run_actor(
                     State::Lost(_) => "lost",
                 };
                 send_reply(ActorReply::State { call, state: state.to_owned() });
+            }
+            ActorCommand::Write { call, register, value } => {
+                let token = tokens.lock().unwrap()[&call].clone();
+                let reply = match register.write(&token, &value).await {
+                    Ok(verdict) => ActorReply::Wrote { call, verdict },
+                    Err(error) => ActorReply::Failed { call, why: error.to_string() },
+                };
+                send_reply(reply);
             }
         }
     }

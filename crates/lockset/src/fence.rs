@@ -45,8 +45,12 @@ mod file;
 #[cfg(feature = "fence-http")]
 mod http;
 mod memory;
+#[cfg(feature = "fence-object-store")]
+mod object;
 #[cfg(feature = "fence-postgres")]
 mod postgres;
+#[cfg(feature = "fence-redis")]
+mod redis;
 #[cfg(feature = "fence-sqlite")]
 mod sqlite;
 
@@ -63,9 +67,15 @@ pub use self::http::{
     FenceClientLayer, FenceClientService, FenceLayer, FenceService, TOKEN_HEADER,
 };
 pub use self::memory::MemoryFence;
+#[cfg(feature = "fence-object-store")]
+#[cfg_attr(docsrs, doc(cfg(feature = "fence-object-store")))]
+pub use self::object::ObjectFence;
 #[cfg(feature = "fence-postgres")]
 #[cfg_attr(docsrs, doc(cfg(feature = "fence-postgres")))]
 pub use self::postgres::{PostgresFence, PostgresFenceStore};
+#[cfg(feature = "fence-redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "fence-redis")))]
+pub use self::redis::{RedisFence, RedisFenceStore};
 #[cfg(feature = "fence-sqlite")]
 #[cfg_attr(docsrs, doc(cfg(feature = "fence-sqlite")))]
 pub use self::sqlite::{SqliteFence, SqliteFenceStore};

@@ -19,7 +19,8 @@ fn a_reader_that_goes_away_is_no_error() {
 #[test]
 fn every_verb_has_help_with_examples() {
     let home = Home::new();
-    let verbs = ["run", "elect", "acquire", "renew", "release", "ls", "show", "watch", "break"];
+    let verbs =
+        ["run", "elect", "acquire", "renew", "release", "ls", "show", "watch", "break", "fence"];
     for verb in verbs.into_iter().chain(["man", "completions", "--help"]) {
         for flag in ["--help", "-h"] {
             let help = stdout(&home.lockset(&[verb, flag]).output().unwrap());
@@ -27,6 +28,12 @@ fn every_verb_has_help_with_examples() {
             let examples = help.split_once("Example").map_or("", |(_, rest)| rest);
             assert!(examples.contains(":\n  lockset "), "{verb}: {help}");
         }
+    }
+    for verb in ["check", "write", "show"] {
+        let help = stdout(&home.lockset(&["fence", verb, "--help"]).output().unwrap());
+        assert!(help.contains(":\n  lockset fence ") || help.contains(" lockset fence "), "{help}");
+        assert!(help.contains("sqlite:PATH") && help.contains("postgres://"), "{help}");
+        assert_eq!(help.contains("77   stale"), verb != "show", "{help}");
     }
     let help = stdout(&home.lockset(&["run", "--help"]).output().unwrap());
     for said in ["Not covered", "uninterruptibly", "LOCKSET_TOKEN", "124  not granted"] {
@@ -59,7 +66,7 @@ fn completions_and_manual_pages_are_there() {
     let home = Home::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = stdout(&home.lockset(&["completions", shell]).output().unwrap());
-        assert!(script.contains("acquire"), "{shell}");
+        assert!(script.contains("acquire") && script.contains("fence"), "{shell}");
         assert!(!script.contains("__guardian"), "{shell}");
     }
     let page = stdout(&home.lockset(&["man"]).output().unwrap());
@@ -68,6 +75,7 @@ fn completions_and_manual_pages_are_there() {
     assert_eq!(code(&output), 0, "{output:?}");
     assert!(home.text("lockset.1").contains(".TH lockset 1"));
     assert!(home.text("lockset-run.1").contains("Not covered"));
+    assert!(home.text("lockset-fence-check.1").contains("77   stale"));
     assert_eq!(code(&home.lockset(&["man", "--dir", "no/such"]).output().unwrap()), 125);
 }
 

@@ -12,6 +12,7 @@ mod election;
 mod environment;
 mod everywhere;
 mod exit_codes;
+mod fence;
 mod input;
 mod lease;
 mod looking;
