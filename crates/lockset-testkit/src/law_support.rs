@@ -10,6 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::lock_kind::ExclusiveLock;
 use crate::stage::Stage;
 use crate::steps;
+pub(crate) use crate::steps::within;
 
 /// Lock options with the ttl of the stage.
 pub(crate) fn options(stage: &dyn Stage) -> LockOptions {
@@ -29,22 +30,6 @@ pub(crate) fn expiry_limit(stage: &dyn Stage) -> Duration {
 /// A fresh claim, as the front would make it.
 pub(crate) fn claim(stage: &dyn Stage, name: &str, mode: Mode) -> Claim {
     Claim { mode, ..steps::claim(name, stage.ttl()) }
-}
-
-/// Awaits `future`; if it takes longer than `limit`, the law is broken.
-#[track_caller]
-pub(crate) fn within<T>(
-    limit: Duration,
-    what: &str,
-    future: impl Future<Output = T>,
-) -> impl Future<Output = T> {
-    let caller = std::panic::Location::caller();
-    async move {
-        match tokio::time::timeout(limit, future).await {
-            Ok(output) => output,
-            Err(_) => panic!("not within {limit:?}: {what} ({caller})"),
-        }
-    }
 }
 
 /// Awaits `future`; if it takes so long that a lease could expire, the law is broken.
