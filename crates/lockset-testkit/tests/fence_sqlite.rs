@@ -264,7 +264,7 @@ fn sqlite3(path: &Path, script: &str) -> Output {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .unwrap_or_else(|error| panic!("sqlite3 is needed, run `cargo xtask setup`: {error}"));
+        .unwrap();
     child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
     child.wait_with_output().unwrap()
 }
