@@ -155,7 +155,8 @@ pub(crate) async fn exchange(address: SocketAddr, request: &[u8]) -> std::io::Re
     let mut socket = TcpStream::connect(address).await?;
     socket.write_all(request).await?;
     let mut reply = Vec::new();
-    socket.read_to_end(&mut reply).await?;
+    let read = socket.read_to_end(&mut reply);
+    tokio::time::timeout(Duration::from_secs(20), read).await??;
     let reply = String::from_utf8(reply).unwrap();
     let (head, body) = reply.split_once("\r\n\r\n").unwrap_or_else(|| panic!("reply {reply:?}"));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
