@@ -43,6 +43,8 @@ mod error;
 mod fencing_token;
 mod file;
 mod memory;
+#[cfg(feature = "fence-redis")]
+mod redis;
 
 use std::fmt;
 
@@ -52,6 +54,9 @@ pub use self::error::FenceError;
 pub use self::fencing_token::FencingToken;
 pub use self::file::FileFence;
 pub use self::memory::MemoryFence;
+#[cfg(feature = "fence-redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "fence-redis")))]
+pub use self::redis::{RedisFence, RedisFenceStore};
 #[cfg(feature = "etcd")]
 #[cfg_attr(docsrs, doc(cfg(feature = "etcd")))]
 pub use crate::engine::etcd::EtcdOwnership;

@@ -18,7 +18,8 @@ int main(int argc, char **argv) {
         _exit(98);
     }
     if (waitpid(child, &status, 0) < 0 || !WIFSTOPPED(status)) return 98;
-    if (ptrace(PTRACE_SETOPTIONS, child, NULL, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL)) return 98;
+    long options = PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL;
+    if (ptrace(PTRACE_SETOPTIONS, child, NULL, options)) return 98;
     for (;;) {
         if (ptrace(PTRACE_SYSCALL, child, NULL, (void *)(long)signal)) return 98;
         if (waitpid(child, &status, 0) < 0) return 98;
