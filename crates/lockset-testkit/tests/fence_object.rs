@@ -1,6 +1,6 @@
 //! The laws of a fence on objects, in memory and on a server that speaks the protocol of S3; stores
 //! that cannot be used; requests that fail; bad input.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! The laws on each store of marks alone, for values that are elsewhere. `fence_redis.rs` has them
 //! for Redis.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::collections::BTreeMap;
 use std::fs;
