@@ -477,9 +477,9 @@ impl EtcdCore {
         if was_deleted {
             let read = serializable(self.queue_read_txn(claim, &call.key, revision, false));
             let reply = self.connection.txn_once(read, REQUEST_TIMEOUT).await?;
-            match self.admission_in(claim, &reply, revision, false) {
-                Some(EtcdAdmission::Admitted) => return Ok(Some(EtcdAdmission::Admitted)),
-                _ => {}
+            let admission = self.admission_in(claim, &reply, revision, false);
+            if matches!(admission, Some(EtcdAdmission::Admitted)) {
+                return Ok(admission);
             }
         }
         for all in [false, true] {
