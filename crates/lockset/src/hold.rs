@@ -343,7 +343,7 @@ impl Hold {
     /// Asks the engine whether the lock is held, and renews its lease where that is allowed.
     pub(crate) async fn confirm(&self) -> Result<()> {
         // The keeper does not wait long for a reply; the user who asks may.
-        match self.client.retry(self.ttl, || self.check_lease()).await {
+        match self.client.retry_held(self.ttl, || self.check_lease()).await {
             Ok(LeaseReply::Confirmed(renewed)) => self.on_confirmed(renewed),
             Ok(LeaseReply::LastLease) => self.on_last_lease(),
             Ok(LeaseReply::Lost(reason)) => self.on_lost(reason),

@@ -23,7 +23,9 @@
 //! often that fails: the client withdraws a claim until that succeeds, and maintenance removes the
 //! keys of claims that lapsed. The lease ends the claims only if the client dies.
 
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -31,6 +33,7 @@ use futures_core::stream::BoxStream;
 use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use self::batch::TxnBatcher;
 use self::connect::EtcdEndpoints;
@@ -232,6 +235,15 @@ impl Etcd {
         Ok(Self { core, tasks: [watches, maintenance] })
     }
 
+    /// Runs a request as a task of the engine's runtime. It goes on if this future is dropped.
+    async fn run<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        // It fails only if the runtime ends.
+        self.core.runtime.spawn(request).await.unwrap_or(Err(Error::Closed))
+    }
+
     fn abort_tasks(&self) {
         self.tasks.iter().for_each(tokio::task::AbortHandle::abort);
     }
@@ -240,6 +252,24 @@ impl Etcd {
 impl Drop for Etcd {
     fn drop(&mut self) {
         self.abort_tasks();
+    }
+}
+
+/// A task that ends when its caller stops waiting for it.
+struct AbortOnDrop<T>(JoinHandle<Result<T>>);
+
+impl<T> Future for AbortOnDrop<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        // It fails only if the runtime ends.
+        Pin::new(&mut self.0).poll(context).map(|done| done.unwrap_or(Err(Error::Closed)))
+    }
+}
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -382,7 +412,10 @@ impl Engine for Etcd {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
-        Admission::from_inner(self.core.acquire(claim, wait).await)
+        let (core, claim) = (self.core.clone(), claim.clone());
+        let acquiring = self.core.runtime.spawn(async move { core.acquire(&claim, wait).await });
+        let acquiring = AbortOnDrop(acquiring);
+        Admission::from_inner(acquiring.await)
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
@@ -391,11 +424,14 @@ impl Engine for Etcd {
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
-        self.core.amend(claim, grant, to).await
+        let (core, claim, grant) = (self.core.clone(), claim.clone(), grant.clone());
+        self.run(async move { core.amend(&claim, &grant, to).await }).await
     }
 
     async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
-        self.core.adopt(claim, grant, successor).await
+        let (core, claim, grant) = (self.core.clone(), claim.clone(), grant.clone());
+        let successor = successor.clone();
+        self.run(async move { core.adopt(&claim, &grant, &successor).await }).await
     }
 
     async fn release(
@@ -404,11 +440,14 @@ impl Engine for Etcd {
         grant: &Grant,
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        self.core.release(claim, grant, next).await
+        let (core, claim, grant) = (self.core.clone(), claim.clone(), grant.clone());
+        let next = next.cloned();
+        self.run(async move { core.release(&claim, &grant, next.as_ref()).await }).await
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        self.core.withdraw(claim).await
+        let (core, claim) = (self.core.clone(), claim.clone());
+        self.run(async move { core.withdraw(&claim).await }).await
     }
 
     fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
@@ -416,19 +455,23 @@ impl Engine for Etcd {
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
-        self.core.inspect(name).await
+        let (core, name) = (self.core.clone(), name.clone());
+        self.run(async move { core.inspect(&name).await }).await
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
-        self.core.list(prefix).await
+        let (core, prefix) = (self.core.clone(), prefix.clone());
+        self.run(async move { core.list(&prefix).await }).await
     }
 
     async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {
-        self.core.cell(name, expect, value).await
+        let (core, name) = (self.core.clone(), name.clone());
+        self.run(async move { core.cell(&name, expect, value).await }).await
     }
 
     async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
-        self.core.force_release(name, how).await
+        let (core, name) = (self.core.clone(), name.clone());
+        self.run(async move { core.force_release(&name, how).await }).await
     }
 
     fn events(&self) -> BoxStream<'static, Event> {

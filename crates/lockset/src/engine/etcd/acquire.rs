@@ -11,7 +11,7 @@ use super::request_error::{EtcdErrorKind, EtcdResult, unreachable_error};
 use super::rpc::{KeyValue, RequestOp, TxnRequest, TxnResponse};
 use super::txn::{
     create_revision_is, get, kvs, newest, put, range_is_empty, range_unchanged_since, revision_of,
-    unconditional,
+    serializable, unconditional,
 };
 use super::{EtcdCore, MAX_ATTEMPTS, unsupported};
 use crate::clock::Moment;
@@ -417,11 +417,12 @@ impl EtcdCore {
             if let Some(keys) = blocked_by.take() {
                 subscription = Some(self.watcher.subscribe(keys));
             }
-            if let Some(subscription) = &mut subscription {
-                subscription.wait_for_change().await?;
-            }
+            let was_deleted = match &mut subscription {
+                Some(subscription) => subscription.wait_for_change().await?,
+                None => false,
+            };
             let lease_valid_until = call.lease.valid_until();
-            let admission = match self.read_admission(claim, call, revision).await {
+            let admission = match self.read_admission(claim, call, revision, was_deleted).await {
                 Ok(admission) => admission,
                 Err(error) if error.kind == EtcdErrorKind::Unavailable && wait != Wait::No => {
                     report!(debug, error = Error::from(error), "a waiter could not read the queue");
@@ -461,12 +462,26 @@ impl EtcdCore {
     }
 
     /// Reads whether the claim is admitted; `None` if its key is gone.
+    ///
+    /// After the event of a delete (`was_deleted`), the server that sent it is first asked for its
+    /// own state, without a round of consensus. If that state admits the claim, it is proof: no
+    /// claim ever gets in before this one, so a state without those before it, and with the
+    /// claim's key, is at least as new as the last of their deletes. Any other reply may be old.
     async fn read_admission(
         &self,
         claim: &Claim,
         call: &EtcdAcquireCall<'_>,
         revision: i64,
+        was_deleted: bool,
     ) -> EtcdResult<Option<EtcdAdmission>> {
+        if was_deleted {
+            let read = serializable(self.queue_read_txn(claim, &call.key, revision, false));
+            let reply = self.connection.txn_once(read, REQUEST_TIMEOUT).await?;
+            let admission = self.admission_in(claim, &reply, revision, false);
+            if matches!(admission, Some(EtcdAdmission::Admitted)) {
+                return Ok(admission);
+            }
+        }
         for all in [false, true] {
             let read = self.queue_read_txn(claim, &call.key, revision, all);
             let reply = self.connection.txn_once(read, REQUEST_TIMEOUT).await?;
