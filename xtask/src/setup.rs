@@ -53,7 +53,7 @@ struct Service {
     unit: &'static str,
 }
 
-/// The Python packages whose locks ours are tried with and measured against.
+/// The Python packages whose locks ours are tried with and measured against, and an S3 server.
 const PYTHON_PACKAGES: &str = include_str!("../python.txt");
 
 pub(crate) fn setup() -> Outcome {

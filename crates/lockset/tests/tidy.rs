@@ -127,6 +127,8 @@ fn nothing_is_left_for_later() {
 
 #[test]
 fn names_say_what_things_are() {
+    // Methods of a trait of another crate (`object_store::ObjectStore`).
+    const FOREIGN: &[&str] = &["get_opts"];
     let mut found = Vec::new();
     for source in sources(&["rs"]) {
         for (number, line) in source.lines() {
@@ -137,7 +139,8 @@ fn names_say_what_things_are() {
                 if is_type && vague.iter().any(|end| pair[1].ends_with(end)) {
                     found.push(format!("{}:{number}: {}", source.path, pair[1]));
                 }
-                if pair[0] == "fn" && pair[1].starts_with("get_") {
+                let is_getter = pair[1].starts_with("get_") && !FOREIGN.contains(&pair[1]);
+                if pair[0] == "fn" && is_getter {
                     found.push(format!("{}:{number}: {}", source.path, pair[1]));
                 }
             }
