@@ -351,12 +351,17 @@ mod tests {
         runtime: Handle,
         left: Mutex<Vec<Vec<u32>>>,
         is_silent: fn(&[u32]) -> bool,
+        max_in_flight: usize,
     }
 
     impl Ferry {
         fn new(is_silent: fn(&[u32]) -> bool) -> Arc<Self> {
+            Arc::new(Self::with_in_flight(1, is_silent))
+        }
+
+        fn with_in_flight(max_in_flight: usize, is_silent: fn(&[u32]) -> bool) -> Self {
             let (batch, runtime) = (Batcher::default(), Handle::current());
-            Arc::new(Self { batch, runtime, left: Mutex::default(), is_silent })
+            Self { batch, runtime, left: Mutex::default(), is_silent, max_in_flight }
         }
 
         async fn cross(self: &Arc<Self>, number: u32) -> Option<Acted<Self>> {
@@ -387,6 +392,10 @@ mod tests {
             &self.runtime
         }
 
+        fn max_in_flight(&self) -> usize {
+            self.max_in_flight
+        }
+
         fn goes_with(&self, leaving: &[u32], request: &u32) -> bool {
             leaving.first().is_none_or(|first| first % 2 == request % 2)
         }
@@ -411,6 +420,48 @@ mod tests {
         assert_eq!(ferry.left(), [&[1][..], &[2, 4], &[3, 5]]);
         ferry.cross(6).await;
         assert_eq!(ferry.left().last(), Some(&vec![6]), "nothing is in flight, yet it waited");
+    }
+
+    fn sizes(ferry: &Ferry) -> Vec<usize> {
+        ferry.left().iter().map(Vec::len).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_queue_is_sent_in_halves_only_where_two_may_be_in_flight() {
+        for (max_in_flight, expected, crossings) in
+            [(1, vec![1, 40], 2), (2, vec![1, 20, 20], 2), (2, vec![1, 31], 2)]
+        {
+            let ferry = Arc::new(Ferry::with_in_flight(max_in_flight, |_| false));
+            let start = Instant::now();
+            let count = expected.iter().sum::<usize>() as u32;
+            let all = (0..count).map(|number| ferry.cross(2 * number));
+            let answers = futures_util::future::join_all(all).await;
+            assert!((0..count).all(|number| answers[number as usize] == Some(Ok(2 * number))));
+            assert_eq!(sizes(&ferry), expected);
+            assert_eq!(start.elapsed(), Duration::from_millis(10) * crossings);
+            ferry.cross(1).await;
+            assert_eq!(ferry.left().last(), Some(&vec![1]), "nothing is in flight, yet it waited");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_batch_waits_for_callers_that_come_back_one_by_one() {
+        let ferry = Ferry::new(|_| false);
+        let all = (0..17_u32).map(|number| {
+            let ferry = ferry.clone();
+            tokio::spawn(async move {
+                ferry.cross(2 * number).await;
+                for _ in 0..number % LOOKS as u32 {
+                    tokio::task::yield_now().await;
+                }
+                ferry.cross(2 * number).await;
+            })
+        });
+        for caller in futures_util::future::join_all(all).await {
+            caller.unwrap();
+        }
+        // The first was alone, and the others had been sent when it came back.
+        assert_eq!(sizes(&ferry), [1, 16, 17]);
     }
 
     #[tokio::test(start_paused = true)]
