@@ -19,7 +19,8 @@ type Outcome<T = ()> = Result<T, String>;
 const USAGE: &str = "usage: cargo xtask <setup | test | bench | proto>
 
   setup   install what the tests need beyond Rust and a C compiler
-  test    setup, then formatting, lints, docs, licences, all tests, all examples
+  test    setup, then formatting, lints, docs, licences, all tests, all examples, and the
+          instructions of a lock and release
   bench   the benchmarks, as tables of ratios (build first, then keep the machine quiet)
   proto   write the code of etcd's messages again, after its proto file has changed";
 
@@ -61,8 +62,11 @@ fn test() -> Outcome {
     step("licences", licences::check)?;
     let tests = step("tests", || cargo::count_tests(&["test", "--workspace"], &mut counts));
     let examples = step("examples", || examples(&mut counts));
+    let instructions = step("instructions of a lock and release", || {
+        cargo(&["run", "-q", "--release", "-p", "lockset-instructions"])
+    });
     println!("\nlockset: {} passed, {} failed", counts.passed, counts.failed);
-    tests.and(examples)
+    tests.and(examples).and(instructions)
 }
 
 /// A feature adds, it never changes: each must build without the others, each engine also with each

@@ -78,6 +78,7 @@ mod request;
 mod routing;
 mod scripts;
 mod slots;
+mod text;
 mod wait_replicas;
 mod waiters;
 mod watch;

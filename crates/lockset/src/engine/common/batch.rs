@@ -3,6 +3,11 @@
 //! A request that finds nothing in flight is sent alone, at once. Requests that are made while it
 //! is in flight are queued, and sent together when it has returned, by a task on the transport's
 //! own runtime. A batch costs the servers little more than the work for each request.
+//!
+//! The callers of a large batch get their replies together, and most have their next request ready
+//! at the same time. So the task looks whether the queue still grows before it sends the next one.
+//! Where the server has a core of its own, two halves are in flight: one is made while the other is
+//! executed.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -16,6 +21,12 @@ use crate::sync;
 /// How long queued requests wait for a request that was sent alone: the future that sent it may not
 /// be polled while its caller does something else.
 const LONG: Duration = Duration::from_millis(50);
+/// After a batch of at least this size, the next one is given time to grow as large.
+const LARGE: usize = 8;
+/// So often in a row the queue must be seen not to grow. Each look lets all other tasks run.
+const LOOKS: usize = 8;
+/// A queue of at least this size is sent in two halves, if two batches may be in flight.
+const WORTH_HALVING: usize = 32;
 
 /// Sends requests, one or many at a time.
 pub(crate) trait Transport: Send + Sync + Sized + 'static {
@@ -27,6 +38,11 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
 
     /// The runtime of the task that sends batches.
     fn runtime(&self) -> &Handle;
+
+    /// How many batches may be in flight at once.
+    fn max_in_flight(&self) -> usize {
+        1
+    }
 
     /// Whether a request can be sent together with these.
     fn goes_with(&self, leaving: &[Self::Request], request: &Self::Request) -> bool;
@@ -62,7 +78,8 @@ enum UnderWay {
     Nothing,
     /// One request was sent alone: the turn with this number, which began then.
     Alone(u64, Instant),
-    Together,
+    /// Batches are sent by this many tasks.
+    Together(usize),
 }
 
 impl UnderWay {
@@ -104,7 +121,7 @@ impl<C: Transport> Batcher<C> {
                 return Entered::Alone(SingleTurn { transport, number });
             }
             UnderWay::Alone(number, since) => Some((number, since + LONG)),
-            UnderWay::Together => None,
+            UnderWay::Together(_) => None,
         };
         let (tell, answer) = oneshot::channel();
         line.waiting.push((request.clone(), tell));
@@ -150,12 +167,15 @@ struct Leaving<C: Transport> {
 }
 
 impl<C: Transport> Line<C> {
-    /// The requests that can be sent together now. The others keep their order.
-    fn leave(&mut self, transport: &C) -> Leaving<C> {
-        let mut leaving = Leaving { requests: Vec::new(), tells: Vec::new(), gone: Vec::new() };
+    /// At most `most` requests that can be sent together now. The others keep their order.
+    fn leave(&mut self, transport: &C, most: usize) -> Leaving<C> {
+        let (requests, tells) = (Vec::with_capacity(most), Vec::with_capacity(most));
+        let mut leaving = Leaving { requests, tells, gone: Vec::new() };
         let mut staying = Vec::new();
         for (request, tell) in self.waiting.drain(..) {
-            if tell.is_closed() {
+            if leaving.requests.len() == most {
+                staying.push((request, tell));
+            } else if tell.is_closed() {
                 leaving.gone.push((request, tell));
             } else if transport.goes_with(&leaving.requests, &request) {
                 leaving.requests.push(request);
@@ -224,12 +244,12 @@ fn lead_instead_of<C: Transport>(transport: &Arc<C>, number: u64) {
     if !line.under_way.is_turn(number) {
         return;
     }
-    line.under_way = UnderWay::Together;
+    line.under_way = UnderWay::Together(1);
     drop(line);
     transport.runtime().spawn(lead(Leading { transport: transport.clone(), is_done: false }));
 }
 
-/// The task that sends batches. If it ends early, because its runtime does, the queued requests are
+/// A task that sends batches. If it ends early, because its runtime does, the queued requests are
 /// dropped and their callers return.
 struct Leading<C: Transport> {
     transport: Arc<C>,
@@ -252,19 +272,15 @@ impl<C: Transport> Drop for Leading<C> {
 async fn lead<C: Transport>(mut leading: Leading<C>) {
     let transport = leading.transport.clone();
     loop {
-        let Leaving { requests, tells, gone } = {
-            let mut line = transport.batch().line();
-            if line.waiting.is_empty() {
-                line.under_way = UnderWay::Nothing;
-                leading.is_done = true;
-                return;
-            }
-            line.leave(&*transport)
+        let Some(Leaving { requests, tells, gone }) = next_batch(&transport) else {
+            leading.is_done = true;
+            return;
         };
         drop(gone);
         if requests.is_empty() {
             continue;
         }
+        let size = requests.len();
         match transport.send(requests).await {
             Ok(answers) => tells.into_iter().zip(answers).for_each(|(tell, answer)| {
                 let _ = tell.send(Ok(answer));
@@ -272,13 +288,55 @@ async fn lead<C: Transport>(mut leading: Leading<C>) {
             Err(failed) => {
                 transport
                     .batch()
-                    .heed(&failed, |under_way| matches!(under_way, UnderWay::Together));
+                    .heed(&failed, |under_way| matches!(under_way, UnderWay::Together(_)));
                 tells.into_iter().for_each(|tell| {
                     let _ = tell.send(Err(failed.clone()));
                 });
             }
         }
         // The callers that just got a reply may have their next request ready.
+        tokio::task::yield_now().await;
+        if size >= LARGE {
+            gather(&*transport, size).await;
+        }
+    }
+}
+
+/// The requests to send now; a second task gets half of many. `None` if none are queued: then the
+/// caller is no longer one of the tasks that send batches.
+fn next_batch<C: Transport>(transport: &Arc<C>) -> Option<Leaving<C>> {
+    let mut line = transport.batch().line();
+    let tasks = if let UnderWay::Together(tasks) = line.under_way { tasks } else { 0 };
+    let queued = line.waiting.len();
+    if queued == 0 {
+        line.under_way = match tasks {
+            0 | 1 => UnderWay::Nothing,
+            others => UnderWay::Together(others - 1),
+        };
+        return None;
+    }
+    let halves = queued >= WORTH_HALVING && tasks < transport.max_in_flight();
+    if !halves {
+        return Some(line.leave(&**transport, queued));
+    }
+    line.under_way = UnderWay::Together(tasks + 1);
+    let leaving = line.leave(&**transport, queued.div_ceil(2));
+    drop(line);
+    let second = Leading { transport: transport.clone(), is_done: false };
+    transport.runtime().spawn(lead(second));
+    Some(leaving)
+}
+
+/// Waits while the queue grows, until it is as long as the last batch.
+async fn gather<C: Transport>(transport: &C, last: usize) {
+    let (mut before, mut unchanged) = (0, 0);
+    while unchanged < LOOKS {
+        let queued = transport.batch().line().waiting.len();
+        if queued >= last {
+            return;
+        }
+        unchanged = if queued > before { 0 } else { unchanged + 1 };
+        before = queued;
         tokio::task::yield_now().await;
     }
 }
@@ -293,12 +351,17 @@ mod tests {
         runtime: Handle,
         left: Mutex<Vec<Vec<u32>>>,
         is_silent: fn(&[u32]) -> bool,
+        max_in_flight: usize,
     }
 
     impl Ferry {
         fn new(is_silent: fn(&[u32]) -> bool) -> Arc<Self> {
+            Arc::new(Self::with_in_flight(1, is_silent))
+        }
+
+        fn with_in_flight(max_in_flight: usize, is_silent: fn(&[u32]) -> bool) -> Self {
             let (batch, runtime) = (Batcher::default(), Handle::current());
-            Arc::new(Self { batch, runtime, left: Mutex::default(), is_silent })
+            Self { batch, runtime, left: Mutex::default(), is_silent, max_in_flight }
         }
 
         async fn cross(self: &Arc<Self>, number: u32) -> Option<Acted<Self>> {
@@ -329,6 +392,10 @@ mod tests {
             &self.runtime
         }
 
+        fn max_in_flight(&self) -> usize {
+            self.max_in_flight
+        }
+
         fn goes_with(&self, leaving: &[u32], request: &u32) -> bool {
             leaving.first().is_none_or(|first| first % 2 == request % 2)
         }
@@ -353,6 +420,48 @@ mod tests {
         assert_eq!(ferry.left(), [&[1][..], &[2, 4], &[3, 5]]);
         ferry.cross(6).await;
         assert_eq!(ferry.left().last(), Some(&vec![6]), "nothing is in flight, yet it waited");
+    }
+
+    fn sizes(ferry: &Ferry) -> Vec<usize> {
+        ferry.left().iter().map(Vec::len).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_queue_is_sent_in_halves_only_where_two_may_be_in_flight() {
+        for (max_in_flight, expected, crossings) in
+            [(1, vec![1, 40], 2), (2, vec![1, 20, 20], 2), (2, vec![1, 31], 2)]
+        {
+            let ferry = Arc::new(Ferry::with_in_flight(max_in_flight, |_| false));
+            let start = Instant::now();
+            let count = expected.iter().sum::<usize>() as u32;
+            let all = (0..count).map(|number| ferry.cross(2 * number));
+            let answers = futures_util::future::join_all(all).await;
+            assert!((0..count).all(|number| answers[number as usize] == Some(Ok(2 * number))));
+            assert_eq!(sizes(&ferry), expected);
+            assert_eq!(start.elapsed(), Duration::from_millis(10) * crossings);
+            ferry.cross(1).await;
+            assert_eq!(ferry.left().last(), Some(&vec![1]), "nothing is in flight, yet it waited");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_batch_waits_for_callers_that_come_back_one_by_one() {
+        let ferry = Ferry::new(|_| false);
+        let all = (0..17_u32).map(|number| {
+            let ferry = ferry.clone();
+            tokio::spawn(async move {
+                ferry.cross(2 * number).await;
+                for _ in 0..number % LOOKS as u32 {
+                    tokio::task::yield_now().await;
+                }
+                ferry.cross(2 * number).await;
+            })
+        });
+        for caller in futures_util::future::join_all(all).await {
+            caller.unwrap();
+        }
+        // The first was alone, and the others had been sent when it came back.
+        assert_eq!(sizes(&ferry), [1, 16, 17]);
     }
 
     #[tokio::test(start_paused = true)]
