@@ -1,4 +1,4 @@
-//! The project's chores: `cargo xtask setup | test | bench | proto`.
+//! The project's chores: `cargo xtask setup | test | bench | proto | size | versions`.
 //!
 //! `test` is the one command that checks everything on a machine that has Rust, a C compiler and
 //! nothing else. It stops at the first step that fails and ends with one line of totals.
@@ -8,6 +8,8 @@ mod cargo;
 mod licences;
 mod proto;
 mod setup;
+mod size;
+mod versions;
 
 use std::process::{Command, ExitCode};
 use std::time::Instant;
@@ -16,13 +18,16 @@ use cargo::{Counts, cargo};
 
 type Outcome<T = ()> = Result<T, String>;
 
-const USAGE: &str = "usage: cargo xtask <setup | test | bench | proto>
+const USAGE: &str = "usage: cargo xtask <setup | test | bench | proto | size | versions>
 
-  setup   install what the tests need beyond Rust and a C compiler
-  test    setup, then formatting, lints, docs, licences, all tests, all examples, and the
-          instructions of a lock and release
-  bench   the benchmarks, as tables of ratios (build first, then keep the machine quiet)
-  proto   write the code of etcd's messages again, after its proto file has changed";
+  setup     install what the tests need beyond Rust and a C compiler
+  test      setup, then formatting, lints, docs, licences, all tests, all examples, and the
+            instructions of a lock and release
+  bench     the benchmarks, as tables of ratios (build first, then keep the machine quiet)
+  proto     write the code of etcd's messages again, after its proto file has changed
+  size      the lines of code of the library by module
+  versions  build with the lowest versions of the dependencies, and test the Redis engine with
+            the lowest and the newest `redis` (it builds everything again)";
 
 fn main() -> ExitCode {
     let chore = std::env::args().nth(1);
@@ -31,6 +36,8 @@ fn main() -> ExitCode {
         Some("test") => test(),
         Some("bench") => bench(),
         Some("proto") => proto::write(),
+        Some("size") => size::print(),
+        Some("versions") => versions::check(),
         _ => Err(USAGE.to_owned()),
     };
     match outcome {

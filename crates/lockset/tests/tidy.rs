@@ -515,6 +515,33 @@ fn functions_fit_a_screen() {
 }
 
 /// The Chinese README shows the same commands and the same code.
+/// A reader follows these names, so a file that is moved takes its name in the pages along.
+#[test]
+fn the_files_that_the_design_names_exist() {
+    let paths: BTreeSet<String> =
+        sources(&["rs", "lua", "sql"]).into_iter().map(|source| source.path).collect();
+    let mut named = 0;
+    let mut complaints = Vec::new();
+    for page in ["DESIGN.md", "GUARANTEES.md", "docs/engines.md", "docs/timing.md"] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        for name in text.split('`').skip(1).step_by(2) {
+            let is_file = [".rs", ".lua", ".sql"].iter().any(|end| name.ends_with(end));
+            if is_file && !name.contains("NAME") && !name.contains(' ') {
+                named += 1;
+                let is_there = paths.iter().any(|path| {
+                    path.strip_suffix(name)
+                        .is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+                });
+                if !is_there {
+                    complaints.push(format!("{page}: `{name}`"));
+                }
+            }
+        }
+    }
+    assert!(named > 20, "the names were not found");
+    complain("these files do not exist", complaints);
+}
+
 #[test]
 fn both_readmes_show_the_same_code() {
     let blocks = |file: &str| {

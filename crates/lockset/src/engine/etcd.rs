@@ -23,9 +23,7 @@
 //! often that fails: the client withdraws a claim until that succeeds, and maintenance removes the
 //! keys of claims that lapsed. The lease ends the claims only if the client dies.
 
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -33,7 +31,6 @@ use futures_core::stream::BoxStream;
 use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 use self::batch::TxnBatcher;
 use self::connect::EtcdEndpoints;
@@ -235,15 +232,6 @@ impl Etcd {
         Ok(Self { core, tasks: [watches, maintenance] })
     }
 
-    /// Runs a request as a task of the engine's runtime. It goes on if this future is dropped.
-    async fn run<T: Send + 'static>(
-        &self,
-        request: impl Future<Output = Result<T>> + Send + 'static,
-    ) -> Result<T> {
-        // It fails only if the runtime ends.
-        self.core.runtime.spawn(request).await.unwrap_or(Err(Error::Closed))
-    }
-
     fn abort_tasks(&self) {
         self.tasks.iter().for_each(tokio::task::AbortHandle::abort);
     }
@@ -252,24 +240,6 @@ impl Etcd {
 impl Drop for Etcd {
     fn drop(&mut self) {
         self.abort_tasks();
-    }
-}
-
-/// A task that ends when its caller stops waiting for it.
-struct AbortOnDrop<T>(JoinHandle<Result<T>>);
-
-impl<T> Future for AbortOnDrop<T> {
-    type Output = Result<T>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
-        // It fails only if the runtime ends.
-        Pin::new(&mut self.0).poll(context).map(|done| done.unwrap_or(Err(Error::Closed)))
-    }
-}
-
-impl<T> Drop for AbortOnDrop<T> {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
@@ -412,26 +382,19 @@ impl Engine for Etcd {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
-        let (core, claim) = (self.core.clone(), claim.clone());
-        let acquiring = self.core.runtime.spawn(async move { core.acquire(&claim, wait).await });
-        let acquiring = AbortOnDrop(acquiring);
-        Admission::from_inner(acquiring.await)
+        self.core.acquire(claim, wait).await
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
-        let replies = self.core.renew(batch).await;
-        replies.into_iter().map(Renewal::from_inner).collect()
+        self.core.renew(batch).await
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {
-        let (core, claim, grant) = (self.core.clone(), claim.clone(), grant.clone());
-        self.run(async move { core.amend(&claim, &grant, to).await }).await
+        self.core.amend(claim, grant, to).await
     }
 
     async fn adopt(&self, claim: &Claim, grant: &Grant, successor: &Claim) -> Result<Grant> {
-        let (core, claim, grant) = (self.core.clone(), claim.clone(), grant.clone());
-        let successor = successor.clone();
-        self.run(async move { core.adopt(&claim, &grant, &successor).await }).await
+        self.core.adopt(claim, grant, successor).await
     }
 
     async fn release(
@@ -440,14 +403,11 @@ impl Engine for Etcd {
         grant: &Grant,
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        let (core, claim, grant) = (self.core.clone(), claim.clone(), grant.clone());
-        let next = next.cloned();
-        self.run(async move { core.release(&claim, &grant, next.as_ref()).await }).await
+        self.core.release(claim, grant, next).await
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        let (core, claim) = (self.core.clone(), claim.clone());
-        self.run(async move { core.withdraw(&claim).await }).await
+        self.core.withdraw(claim).await
     }
 
     fn hints(&self, scope: &Scope) -> BoxStream<'static, Result<Hint>> {
@@ -455,23 +415,19 @@ impl Engine for Etcd {
     }
 
     async fn inspect(&self, name: &Name) -> Result<LockState> {
-        let (core, name) = (self.core.clone(), name.clone());
-        self.run(async move { core.inspect(&name).await }).await
+        self.core.inspect(name).await
     }
 
     async fn list(&self, prefix: &Prefix) -> Result<Vec<LockState>> {
-        let (core, prefix) = (self.core.clone(), prefix.clone());
-        self.run(async move { core.list(&prefix).await }).await
+        self.core.list(prefix).await
     }
 
     async fn cell(&self, name: &Name, expect: Version, value: Option<Vec<u8>>) -> Result<Swap> {
-        let (core, name) = (self.core.clone(), name.clone());
-        self.run(async move { core.cell(&name, expect, value).await }).await
+        self.core.cell(name, expect, value).await
     }
 
     async fn force_release(&self, name: &Name, how: Break) -> Result<Vec<Holder>> {
-        let (core, name) = (self.core.clone(), name.clone());
-        self.run(async move { core.force_release(&name, how).await }).await
+        self.core.force_release(name, how).await
     }
 
     fn events(&self) -> BoxStream<'static, Event> {

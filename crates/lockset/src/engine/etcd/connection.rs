@@ -4,9 +4,11 @@
 //! may have been executed: `EtcdRequestError::outcome_unknown`. Its sender finds out by the claim's
 //! id.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use tokio::runtime::{self, Handle};
 use tokio::sync::watch;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
@@ -35,19 +37,41 @@ pub(super) const RETRY_TIMEOUT: Duration = Duration::from_secs(6);
 /// Enough for a list of some hundred thousand claims.
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
+/// If a timeout fires this late, the caller's runtime was stalled; the reply is polled once more.
+const STALL_TOLERANCE: Duration = Duration::from_millis(50);
+/// After this many requests, a runtime gets connections of its own.
+const REQUESTS_BEFORE_OWN_CHANNELS: u32 = 32;
+/// Maximum runtimes that are tracked. Beyond it all of them start again without connections.
+const MAX_RUNTIMES: usize = 16;
+
 type LoginToken = MetadataValue<Ascii>;
 
 /// The channels to the servers, and which of the servers is in use.
 #[derive(Debug)]
 pub(super) struct EtcdConnection {
     endpoints: EtcdEndpoints,
-    /// One for each server.
+    /// One for each server, on the client's own runtime.
     channels: Vec<Channel>,
+    client_runtime: runtime::Id,
+    per_runtime: Mutex<HashMap<runtime::Id, PerRuntimeChannels>>,
     /// Counts the switches to the next server; modulo the number of servers it is the one in use.
     rotation: watch::Sender<usize>,
     login_token: Mutex<Option<LoginToken>>,
     login_in_progress: tokio::sync::Mutex<()>,
     clock: Clock,
+}
+
+/// The channels of a runtime other than the client's own.
+#[derive(Debug)]
+enum PerRuntimeChannels {
+    /// None yet: the number of requests so far.
+    Counting(u32),
+    Connected {
+        channels: Vec<Channel>,
+        has_replied: bool,
+    },
+    /// Connections do not work on this runtime.
+    Unusable,
 }
 
 impl EtcdConnection {
@@ -57,6 +81,8 @@ impl EtcdConnection {
         Self {
             endpoints,
             channels,
+            client_runtime: Handle::current().id(),
+            per_runtime: Mutex::default(),
             rotation: watch::Sender::new(0),
             login_token: Mutex::default(),
             login_in_progress: tokio::sync::Mutex::default(),
@@ -254,29 +280,83 @@ impl EtcdConnection {
         F: Future<Output = Result<T, Status>>,
     {
         let rotation = *self.rotation.borrow();
-        let server = rotation.checked_rem(self.channels.len());
-        let Some(channel) = server.and_then(|server| self.channels.get(server)) else {
+        let Some((channel, is_callers_own)) = self.route(rotation) else {
             return Err(EtcdRequestError::rejected("the URL names no server".to_owned(), false));
         };
         let left = deadline.saturating_duration_since(self.clock.now());
         let error_from = |status| EtcdRequestError::from_status(self.host(rotation), &status);
         let sending = async {
             // If the login fails, the request itself was not sent.
-            let token = self.token(channel).await.map_err(|status| {
+            let token = self.token(&channel).await.map_err(|status| {
                 let mut error = error_from(status);
                 error.outcome_unknown = false;
                 error
             })?;
-            send(channel.clone(), token).await.map_err(error_from)
+            send(channel, token).await.map_err(error_from)
         };
-        let result = tokio::time::timeout(left, sending).await.unwrap_or_else(|_| {
+        let mut sending = std::pin::pin!(sending);
+        let mut result = tokio::time::timeout(left, sending.as_mut()).await.ok();
+        if result.is_none() && self.clock.now() > deadline + STALL_TOLERANCE {
+            result = tokio::time::timeout(STALL_TOLERANCE, sending).await.ok();
+        }
+        let result = result.unwrap_or_else(|| {
             let what = format!("no reply from {} within {left:.1?}", self.host(rotation));
             Err(EtcdRequestError::unavailable(what))
         });
+        if is_callers_own {
+            let is_unavailable =
+                result.as_ref().is_err_and(|error| error.kind == EtcdErrorKind::Unavailable);
+            self.judge_own_channels(is_unavailable);
+        }
         if let Err(error) = &result {
             self.switch_server_after(rotation, error);
         }
         result
+    }
+
+    /// The channel to the server in use. A runtime that sends many requests has its own, so that
+    /// no other thread has to be woken on the way. Also returns whether it is the caller's own.
+    fn route(&self, rotation: usize) -> Option<(Channel, bool)> {
+        let server = rotation % self.channels.len().max(1);
+        let clients_own = || self.channels.get(server).map(|channel| (channel.clone(), false));
+        let current = Handle::try_current().map_or(self.client_runtime, |handle| handle.id());
+        if current == self.client_runtime {
+            return clients_own();
+        }
+        let mut per_runtime = sync::lock(&self.per_runtime);
+        if per_runtime.len() >= MAX_RUNTIMES && !per_runtime.contains_key(&current) {
+            per_runtime.clear();
+        }
+        let own = per_runtime.entry(current).or_insert(PerRuntimeChannels::Counting(0));
+        if let PerRuntimeChannels::Counting(requests) = own {
+            if *requests < REQUESTS_BEFORE_OWN_CHANNELS {
+                *requests += 1;
+            } else {
+                let channels = self.endpoints.channels();
+                *own = PerRuntimeChannels::Connected { channels, has_replied: false };
+            }
+        }
+        match own {
+            PerRuntimeChannels::Counting(_) | PerRuntimeChannels::Unusable => clients_own(),
+            PerRuntimeChannels::Connected { channels, .. } => {
+                channels.get(server).map(|channel| (channel.clone(), true))
+            }
+        }
+    }
+
+    /// After a request without a reply, the caller's runtime uses the client's channels again: for
+    /// good if its own ones have never replied, because a runtime may be unable to connect.
+    fn judge_own_channels(&self, is_unavailable: bool) {
+        let Ok(current) = Handle::try_current() else { return };
+        if let Some(own) = sync::lock(&self.per_runtime).get_mut(&current.id())
+            && let PerRuntimeChannels::Connected { has_replied, .. } = own
+        {
+            match (is_unavailable, *has_replied) {
+                (false, _) => *has_replied = true,
+                (true, true) => *own = PerRuntimeChannels::Counting(0),
+                (true, false) => *own = PerRuntimeChannels::Unusable,
+            }
+        }
     }
 
     /// If this server did not reply, the next one is in use from now on.
