@@ -1,4 +1,5 @@
-//! A TCP proxy that drops replies, holds requests back, or closes connections.
+//! A TCP proxy that drops replies, holds requests back, delays or repeats them, or closes
+//! connections.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -31,6 +32,10 @@ struct Rules {
     silent: bool,
     /// A single connection whose requests are held back.
     only: Option<usize>,
+    /// How long every request and every reply is on its way.
+    delay: Duration,
+    /// After which time each request is executed once more, on a connection of its own.
+    repeat: Option<Duration>,
     counts: ProxyCounts,
 }
 
@@ -49,6 +54,8 @@ pub struct ProxyCounts {
     pub dropped: usize,
     /// Requests delivered late.
     pub late: usize,
+    /// Requests delivered twice.
+    pub repeated: usize,
 }
 
 impl Proxy {
@@ -95,6 +102,18 @@ impl Proxy {
     /// Forwards nothing, like a half-open connection; or forwards again what was held back.
     pub fn set_silent(&self, silent: bool) {
         self.shared.change(|rules| rules.silent = silent);
+    }
+
+    /// Delays every request and every reply from now on.
+    pub fn set_delay(&self, delay: Duration) {
+        self.shared.change(|rules| rules.delay = delay);
+    }
+
+    /// Delivers every request twice, the second time so much later and on another connection, as a
+    /// client that repeats it would. Its reply is dropped. Only for protocols whose requests do not
+    /// depend on earlier ones of their connection.
+    pub fn set_repeat(&self, repeat: Option<Duration>) {
+        self.shared.change(|rules| rules.repeat = repeat);
     }
 
     /// How many connections were accepted so far.
@@ -191,8 +210,14 @@ impl ProxyShared {
                 is_late = true;
                 self.changed.notify_all();
             }
+            let (delay, repeat, port) = (rules.delay, rules.repeat, rules.server);
+            rules.counts.repeated += usize::from(repeat.is_some());
             drop(rules);
+            std::thread::sleep(delay);
             let _ = server.write_all(&part);
+            if let Some(later) = repeat {
+                std::thread::spawn(move || repeat_request(port, &part, later));
+            }
         }
         // A server may discard pending requests when it sees the end of a connection, but late
         // requests must be executed.
@@ -202,6 +227,8 @@ impl ProxyShared {
     }
 
     fn forward_reply(&self, number: usize, part: &[u8], mut client: &TcpStream) {
+        let delay = self.rules.lock().unwrap().delay;
+        std::thread::sleep(delay);
         let rules = self.rules.lock().unwrap();
         let mut rules = self.changed.wait_while(rules, |rules| rules.silent).unwrap();
         if number < rules.replies_dropped_below {
@@ -211,6 +238,15 @@ impl ProxyShared {
             let _ = client.write_all(part);
         }
     }
+}
+
+fn repeat_request(server: u16, part: &[u8], later: Duration) {
+    std::thread::sleep(later);
+    let Ok(mut server) = TcpStream::connect(("127.0.0.1", server)) else { return };
+    let _ = server.set_read_timeout(Some(Duration::from_secs(1)));
+    let _ = server.write_all(part);
+    // The request is executed when its reply begins.
+    let _ = server.read(&mut [0; 64]);
 }
 
 fn read_all(mut from: TcpStream, mut take: impl FnMut(Vec<u8>)) {

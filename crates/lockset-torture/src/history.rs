@@ -224,8 +224,10 @@ impl Setup {
 pub enum Promise {
     /// One holder at a time, readers together, at most `limit` permits.
     Exclusion,
-    /// Tokens are unique and grow.
+    /// Tokens grow.
     Tokens,
+    /// No token is given out twice.
+    UniqueTokens,
     /// Waiters of one process in order, processes in turn.
     Order,
     /// A holder is told of the end of its lease before it ends.
@@ -238,9 +240,10 @@ pub enum Promise {
 
 impl Promise {
     /// Everything that lockset promises.
-    pub const ALL: [Promise; 6] = [
+    pub const ALL: [Promise; 7] = [
         Promise::Exclusion,
         Promise::Tokens,
+        Promise::UniqueTokens,
         Promise::Order,
         Promise::Loss,
         Promise::Progress,

@@ -139,7 +139,8 @@ fn holds(history: &History) -> Vec<Hold> {
                     believed_until: 0,
                 });
             }
-            What::Valid { op, valid_until, .. } => {
+            // A guard that says that it is lost ends at the deadline that was seen before.
+            What::Valid { op, valid_until, state } if state != "lost" => {
                 if let Some(place) = place(op) {
                     holds[place].valid_until = Some(*valid_until);
                 }

@@ -1,7 +1,8 @@
 //! Breaks real servers under real clients, and judges what happened.
 //!
 //! `cargo xtask torture` runs it; `cargo test -p lockset-torture` runs a short round on each
-//! engine. The parts that can be used without the rest:
+//! engine. A [`run`](mod@run) starts a [`backend`], [`client`] processes and the faults of a
+//! [`schedule`](mod@schedule). The parts that can be used without the rest:
 //!
 //! * [`history`]: the events of a run, one JSON line each. A client in any language can write them.
 //! * [`oracle`]: [`judge`](oracle::judge) finds broken promises in a [`History`](history::History),
@@ -37,6 +38,17 @@
 // This crate is test code: a broken expectation must end the run with a message.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod backend;
+pub mod broken;
+pub mod client;
+pub mod edn;
 pub mod history;
 pub mod holds;
+mod nemesis;
 pub mod oracle;
+pub mod register;
+pub mod report;
+pub mod run;
+pub mod schedule;
+pub mod summary;
+pub mod timeline;

@@ -94,19 +94,15 @@ pub fn judge(history: &History) -> Verdict {
     let facts = Facts::of(history);
     let setup = history.setup();
     let mut findings = Vec::new();
-    let mut check = |promise: Promise, found: Vec<Finding>| {
-        if setup.promises(promise) {
-            findings.extend(found);
-        }
-    };
-    check(Promise::Exclusion, exclusion::check(&facts));
-    check(Promise::Tokens, tokens::check(&facts));
-    check(Promise::Order, order::check(setup, &facts));
+    findings.extend(exclusion::check(&facts));
+    findings.extend(tokens::check(&facts));
+    findings.extend(order::check(setup, &facts));
     let (late, latest_loss) = loss::check(history, &facts);
-    check(Promise::Loss, late);
-    check(Promise::Progress, progress::check(history, &facts));
+    findings.extend(late);
+    findings.extend(progress::check(history, &facts));
     let (lost, data) = data::check(history);
-    check(Promise::Fence, lost);
+    findings.extend(lost);
+    findings.retain(|finding| setup.promises(finding.promise));
     for finding in &mut findings {
         finding.exception = exceptions::exception(setup, &facts, finding);
     }

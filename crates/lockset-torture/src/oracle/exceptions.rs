@@ -13,7 +13,8 @@ pub enum Exception {
     ClockJump,
     /// redis, "Lost state": the server forgot its locks.
     LostState,
-    /// redis, "Failover": a replica was promoted that lacks the last writes.
+    /// redis, "Failover": a replica was promoted that lacks the last writes, or the old master
+    /// granted a lock before it knew that it was replaced.
     Failover,
     /// Tokens fall if state was lost and the next clock is behind the last token.
     LostStateAndClock,
@@ -37,7 +38,10 @@ impl fmt::Display for Exception {
 pub(super) fn exception(setup: &Setup, facts: &Facts, finding: &Finding) -> Option<Exception> {
     match finding.promise {
         Promise::Exclusion => exclusion(setup, facts, finding),
-        Promise::Tokens => tokens(setup, facts, finding),
+        Promise::Tokens => {
+            tokens(setup, facts, finding).or_else(|| old_master(setup, facts, finding))
+        }
+        Promise::UniqueTokens => tokens(setup, facts, finding),
         Promise::Order | Promise::Loss | Promise::Progress | Promise::Fence => None,
     }
 }
@@ -45,12 +49,26 @@ pub(super) fn exception(setup: &Setup, facts: &Facts, finding: &Finding) -> Opti
 /// A fault excuses an overlap if it came after the first holder was granted the lock and before
 /// the second one: a fault of long ago excuses nothing.
 fn exclusion(setup: &Setup, facts: &Facts, finding: &Finding) -> Option<Exception> {
-    let first = finding.processes.first()?;
+    between(facts, finding).find_map(|fault| broken_by(setup, fault))
+}
+
+/// The faults since the first of two holders began to acquire the lock.
+fn between<'a>(facts: &'a Facts, finding: &Finding) -> impl Iterator<Item = &'a FaultSpan> {
+    let first = finding.processes.first();
     let held = facts.holds.iter().rev().find(|hold| {
-        hold.process == *first && hold.name == finding.name && hold.entered < finding.at
-    })?;
-    let mut between = facts.faults_in(held.asked, finding.at);
-    between.find_map(|fault| broken_by(setup, fault))
+        Some(&hold.process) == first && hold.name == finding.name && hold.entered < finding.at
+    });
+    facts.faults_in(held.map_or(finding.at, |hold| hold.asked), finding.at)
+}
+
+/// A master that was replaced and does not know it yet grants locks with the tokens that follow its
+/// own, which are lower than those of the new one.
+fn old_master(setup: &Setup, facts: &Facts, finding: &Finding) -> Option<Exception> {
+    let mut failovers = between(facts, finding).filter(|fault| {
+        let replaced = ["leader-stop", "cut-off"].contains(&fault.fault.as_str());
+        replaced && ["sentinel", "cluster"].contains(&setup.engine.as_str())
+    });
+    failovers.next().map(|_| Exception::Failover)
 }
 
 fn broken_by(setup: &Setup, fault: &FaultSpan) -> Option<Exception> {

@@ -26,10 +26,10 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
 }
 
 fn conflict(one: Mode, other: Mode) -> bool {
-    match (one, other) {
-        (Mode::Shared, Mode::Shared) | (Mode::Permits { .. }, Mode::Permits { .. }) => false,
-        _ => true,
-    }
+    !matches!(
+        (one, other),
+        (Mode::Shared, Mode::Shared) | (Mode::Permits { .. }, Mode::Permits { .. })
+    )
 }
 
 fn overlap(first: &Hold, second: &Hold) -> Finding {

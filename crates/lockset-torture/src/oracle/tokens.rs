@@ -28,7 +28,8 @@ fn repeated(tokens: &[(&Hold, u64)]) -> Vec<Finding> {
     let mut seen: HashMap<u64, &Hold> = HashMap::new();
     let twice = tokens.iter().filter_map(|(hold, token)| {
         let first = seen.insert(*token, hold)?;
-        Some(finding(first, hold, "the token was given out before"))
+        let found = finding(first, hold, "the token was given out before");
+        Some(Finding { promise: Promise::UniqueTokens, ..found })
     });
     twice.collect()
 }
