@@ -197,35 +197,45 @@ fn data(ours: &[&Summary]) -> String {
 }
 
 fn peer_table(peers: &[&Summary]) -> String {
-    let mut text = String::from(
-        "\n## Other locks in the same test\n\nSmall drivers of our own, each in its language, configured as the documentation of the lock recommends. The faults are\nthose of one run together; a belief lasts until the release, or until the end that the lock itself tells.\n\n| lock | version | seed, faults | attempted | acknowledged | lost | lost, fenced | overlapping beliefs | longest stall |\n|---|---|---|--:|--:|--:|--:|--:|--:|\n",
-    );
+    let mut text = String::from(PEERS);
     for run in peers {
-        let plain = run.data.get(&Register::Plain).copied().unwrap_or_default();
-        let fenced = run.data.get(&Register::Fenced);
-        let faults: Vec<String> = run
-            .faults
-            .iter()
-            .map(|(fault, summary)| format!("{} × {fault}", summary.strikes))
-            .collect();
-        writeln!(
-            text,
-            "| {} | {} | {}: {} | {} | {} | {} | {} | {} | {:.1} s |",
-            run.engine,
-            run.version,
-            run.seed,
-            faults.join(", "),
-            plain.attempted,
-            plain.acknowledged,
-            plain.lost,
-            fenced.map_or("–".to_owned(), |fenced| fenced.lost.to_string()),
-            run.overlaps,
-            run.longest_stall_ms as f64 / 1e3,
-        )
-        .unwrap();
+        writeln!(text, "| **{}** ({}), seed {} | | | | | | |", run.engine, run.version, run.seed)
+            .unwrap();
+        for (fault, summary) in &run.faults {
+            // A lock without tokens cannot be fenced.
+            let fenced = match summary.fenced.attempted {
+                0 => "–".to_owned(),
+                _ => summary.fenced.lost.to_string(),
+            };
+            writeln!(
+                text,
+                "| {} × {fault} | {} | {} | {} | {fenced} | {} | {:.1} s |",
+                summary.strikes,
+                summary.plain.attempted,
+                summary.plain.acknowledged,
+                summary.plain.lost,
+                summary.overlaps,
+                summary.longest_stall_ms as f64 / 1e3,
+            )
+            .unwrap();
+        }
     }
     text
 }
+
+const PEERS: &str = "
+## Other locks in the same test
+
+Small drivers of our own, each in its language, configured as the documentation of the lock recommends; locks that
+nothing renews are not held for longer than their lease. A belief lasts until the release, until the lock tells
+its loss, or until the end that the lock itself names. Our own engines under the same faults are in the rows that have
+their names. Writes are counted from the begin of a fault to the begin of the next one.
+
+    cargo xtask torture --peers all --seconds 60 --seed 21
+
+| lock × fault | writes attempted | acknowledged | lost | lost with the fence | overlapping beliefs | longest stall |
+|---|--:|--:|--:|--:|--:|--:|
+";
 
 /// In the order of the command line.
 fn by_engine<'a>(runs: &[&'a Summary]) -> BTreeMap<&'a str, Vec<&'a Summary>> {

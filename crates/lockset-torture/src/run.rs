@@ -14,6 +14,7 @@ use crate::client::{ClientConfig, LockSpec};
 use crate::history::{History, Promise, Recorder, Setup, What};
 use crate::nemesis;
 use crate::oracle::{Verdict, judge};
+use crate::peers::Peer;
 use crate::register::Registers;
 use crate::schedule::{Fault, schedule};
 
@@ -40,6 +41,8 @@ pub struct RunOptions {
     pub folder: PathBuf,
     /// Uses a deliberately broken engine.
     pub broken: Option<Broken>,
+    /// Uses a lock of another library, on the servers of the engine.
+    pub peer: Option<Peer>,
     /// Tells about progress.
     pub is_shown: bool,
 }
@@ -58,6 +61,7 @@ impl RunOptions {
             program: program.into(),
             folder: folder.to_owned(),
             broken: None,
+            peer: None,
             is_shown: false,
         }
     }
@@ -71,7 +75,7 @@ impl RunOptions {
     fn locks(&self) -> Vec<LockSpec> {
         let lock = |name: &str, mode| LockSpec { name: name.to_owned(), mode };
         let mut locks = vec![lock("m0", Mode::Exclusive), lock("m1", Mode::Exclusive)];
-        if self.engine.has_all_modes() {
+        if self.engine.has_all_modes() && self.peer.is_none() {
             locks.push(lock("r0", Mode::Shared));
             locks.push(lock("s0", Mode::Permits { take: 1, limit: 2 }));
         }
@@ -80,11 +84,15 @@ impl RunOptions {
 
     fn setup(&self) -> Setup {
         Setup {
-            engine: self.engine.name().to_owned(),
+            engine: self.peer.map_or(self.engine.name(), Peer::name).to_owned(),
             seed: self.seed,
             ttl_ms: self.ttl.as_millis() as u64,
             names: self.locks().into_iter().map(|lock| lock.name).collect(),
-            promises: Promise::ALL.to_vec(),
+            // What a peer promises is for its documentation to say; overlaps and data are counted.
+            promises: match self.peer {
+                None => Promise::ALL.to_vec(),
+                Some(_) => vec![Promise::Exclusion, Promise::Fence],
+            },
             recovery_ms: self.engine.recovery(self.ttl).as_millis() as u64,
         }
     }
@@ -141,7 +149,7 @@ pub fn run(options: &RunOptions) -> std::io::Result<Outcome> {
 /// The client processes.
 #[derive(Debug)]
 pub(crate) struct Clients {
-    program: PathBuf,
+    program: Program,
     slots: Mutex<Vec<Slot>>,
 }
 
@@ -157,6 +165,10 @@ struct Slot {
 impl Clients {
     fn start(options: &RunOptions, backend: &dyn Backend, registers: u16) -> std::io::Result<Self> {
         let mut slots = Vec::new();
+        let program = match options.peer {
+            None => Program::Ours(options.program.clone()),
+            Some(peer) => Program::Theirs(peer),
+        };
         for client in 0..options.clients {
             let mut config = ClientConfig {
                 process: String::new(),
@@ -169,11 +181,11 @@ impl Clients {
                 tasks: options.tasks,
                 broken: options.broken,
             };
-            let child = spawn(&options.program, &mut config, &options.folder, client, 1)?;
+            let child = spawn(&program, &mut config, &options.folder, client, 1)?;
             let folder = options.folder.clone();
             slots.push(Slot { config, generation: 1, folder, child });
         }
-        Ok(Self { program: options.program.clone(), slots: Mutex::new(slots) })
+        Ok(Self { program, slots: Mutex::new(slots) })
     }
 
     /// Which client a number stands for.
@@ -233,8 +245,28 @@ impl Drop for Clients {
     }
 }
 
+/// What a client process runs.
+#[derive(Debug)]
+enum Program {
+    Ours(PathBuf),
+    Theirs(Peer),
+}
+
+impl Program {
+    fn command(&self) -> Command {
+        match self {
+            Program::Theirs(peer) => peer.command(),
+            Program::Ours(path) => {
+                let mut command = Command::new(path);
+                command.arg("client");
+                command
+            }
+        }
+    }
+}
+
 fn spawn(
-    program: &Path,
+    program: &Program,
     config: &mut ClientConfig,
     folder: &Path,
     client: usize,
@@ -244,5 +276,5 @@ fn spawn(
     config.file = folder.join(format!("{}.jsonl", config.process));
     let words = serde_json::to_string(&config)?;
     let errors = std::fs::File::create(folder.join(format!("{}.stderr", config.process)))?;
-    Command::new(program).args(["client", &words]).stdin(Stdio::piped()).stderr(errors).spawn()
+    program.command().arg(words).stdin(Stdio::piped()).stderr(errors).spawn()
 }

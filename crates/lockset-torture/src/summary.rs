@@ -1,11 +1,11 @@
 //! What is kept of a run: the numbers of the tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::history::{History, Nanos, Register};
+use crate::history::{History, Nanos, Outcome, Promise, Register, What};
 use crate::holds::{Facts, FaultSpan};
 use crate::oracle::Verdict;
 
@@ -59,6 +59,7 @@ pub struct Writes {
 
 /// What happened from the begin of a fault to the begin of the next.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct FaultSummary {
     /// How often it was made.
     pub strikes: usize,
@@ -66,6 +67,12 @@ pub struct FaultSummary {
     pub violations: usize,
     /// Exceptions, by name.
     pub exceptions: BTreeMap<String, usize>,
+    /// Overlapping beliefs, excepted or not.
+    pub overlaps: usize,
+    /// Writes of the plain register.
+    pub plain: Writes,
+    /// Writes of the fenced register.
+    pub fenced: Writes,
     /// The longest time without any grant, in milliseconds.
     pub longest_stall_ms: u64,
 }
@@ -101,7 +108,7 @@ impl Summary {
             violations: verdict.violations().map(|finding| finding.text.clone()).collect(),
             exceptions: names.map(|(exception, count)| (exception.to_string(), count)).collect(),
             data: verdict.data.keys().map(|register| (*register, writes(*register))).collect(),
-            faults: by_fault(&facts, verdict, end),
+            faults: by_fault(history, &facts, verdict),
         }
     }
 
@@ -127,7 +134,9 @@ impl Summary {
     }
 }
 
-fn by_fault(facts: &Facts, verdict: &Verdict, end: Nanos) -> BTreeMap<String, FaultSummary> {
+fn by_fault(history: &History, facts: &Facts, verdict: &Verdict) -> BTreeMap<String, FaultSummary> {
+    let end = history.span().1;
+    let kept = kept(history);
     let mut summaries: BTreeMap<String, FaultSummary> = BTreeMap::new();
     for (index, fault) in facts.faults.iter().enumerate() {
         let next = facts.faults.get(index + 1).map_or(end, |next| next.begin);
@@ -141,9 +150,32 @@ fn by_fault(facts: &Facts, verdict: &Verdict, end: Nanos) -> BTreeMap<String, Fa
                 None => summary.violations += 1,
                 Some(name) => *summary.exceptions.entry(name.to_string()).or_default() += 1,
             }
+            summary.overlaps += usize::from(finding.promise == Promise::Exclusion);
+        }
+        for event in history.events.iter().filter(|event| within(event.at)) {
+            let What::Wrote { register, value, outcome, .. } = &event.what else { continue };
+            let writes = match register {
+                Register::Plain => &mut summary.plain,
+                Register::Fenced => &mut summary.fenced,
+                Register::Checked => continue,
+            };
+            let is_acknowledged = *outcome == Outcome::Acknowledged;
+            writes.attempted += 1;
+            writes.acknowledged += usize::from(is_acknowledged);
+            writes.rejected += usize::from(*outcome == Outcome::Rejected);
+            writes.lost += usize::from(is_acknowledged && !kept.contains(value.as_str()));
         }
     }
     summaries
+}
+
+/// The values that are in a register at the end.
+fn kept(history: &History) -> HashSet<&str> {
+    let finals = history.events.iter().filter_map(|event| match &event.what {
+        What::Final { values, .. } => Some(values),
+        _ => None,
+    });
+    finals.flatten().map(String::as_str).collect()
 }
 
 fn longest_stall(facts: &Facts, fault: &FaultSpan, next: Nanos) -> Nanos {
