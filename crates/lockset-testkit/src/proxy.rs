@@ -255,3 +255,59 @@ fn read_all(mut from: TcpStream, mut take: impl FnMut(Vec<u8>)) {
         take(buffer[..length].to_vec());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A server that replies with what it received, and the requests that it received.
+    fn echo() -> (u16, mpsc::Receiver<Vec<u8>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (tell, requests) = mpsc::channel();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, tell) = (client.unwrap(), tell.clone());
+                std::thread::spawn(move || {
+                    read_all(client.try_clone().unwrap(), |part| {
+                        let _ = (&client).write_all(&part);
+                        let _ = tell.send(part);
+                    });
+                });
+            }
+        });
+        (port, requests)
+    }
+
+    fn ask(proxy: &Proxy, request: &[u8]) -> Vec<u8> {
+        let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
+        stream.write_all(request).unwrap();
+        let mut reply = vec![0; request.len()];
+        stream.read_exact(&mut reply).unwrap();
+        reply
+    }
+
+    #[test]
+    fn a_repeated_request_is_delivered_twice() {
+        let (port, requests) = echo();
+        let proxy = Proxy::before(port);
+        assert_eq!(ask(&proxy, b"once"), b"once");
+        proxy.set_repeat(Some(Duration::from_millis(50)));
+        assert_eq!(ask(&proxy, b"twice"), b"twice");
+        let patience = Duration::from_secs(30);
+        let received: Vec<_> = (0..3).map(|_| requests.recv_timeout(patience).unwrap()).collect();
+        assert_eq!(received, [&b"once"[..], b"twice", b"twice"]);
+    }
+
+    #[test]
+    fn a_delay_is_paid_in_both_directions() {
+        let (port, _requests) = echo();
+        let proxy = Proxy::before(port);
+        proxy.set_delay(Duration::from_millis(100));
+        let began = Instant::now();
+        assert_eq!(ask(&proxy, b"slow"), b"slow");
+        assert!(began.elapsed() >= Duration::from_millis(200), "{:?}", began.elapsed());
+    }
+}
