@@ -4,8 +4,10 @@
 //! fault strikes, so that a lost write is the fault of the lock. A request is a line of words
 //! separated by spaces, and so is a reply:
 //!
-//!     read  <register> <lock> <token or ->                               ok <snapshot> <counter>
-//!     write <register> <lock> <token or -> <snapshot> <counter> <value>  ok
+//! ```text
+//! read  <register> <lock> <token or ->                               ok <snapshot> <counter>
+//! write <register> <lock> <token or -> <snapshot> <counter> <value>  ok
+//! ```
 //!
 //! A write replaces the whole set by the one that was read, the snapshot, with one value more, and
 //! the counter by the given one: what a client does that reads a file, works, and writes it back.
