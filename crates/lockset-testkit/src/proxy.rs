@@ -1,4 +1,5 @@
-//! A TCP proxy that drops replies, holds requests back, or closes connections.
+//! A TCP proxy that drops replies, holds requests back, delays or repeats them, or closes
+//! connections.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -31,6 +32,10 @@ struct Rules {
     silent: bool,
     /// A single connection whose requests are held back.
     only: Option<usize>,
+    /// How long every request and every reply is on its way.
+    delay: Duration,
+    /// After which time each request is executed once more, on a connection of its own.
+    repeat: Option<Duration>,
     counts: ProxyCounts,
 }
 
@@ -49,6 +54,8 @@ pub struct ProxyCounts {
     pub dropped: usize,
     /// Requests delivered late.
     pub late: usize,
+    /// Requests delivered twice.
+    pub repeated: usize,
 }
 
 impl Proxy {
@@ -95,6 +102,18 @@ impl Proxy {
     /// Forwards nothing, like a half-open connection; or forwards again what was held back.
     pub fn set_silent(&self, silent: bool) {
         self.shared.change(|rules| rules.silent = silent);
+    }
+
+    /// Delays every request and every reply from now on.
+    pub fn set_delay(&self, delay: Duration) {
+        self.shared.change(|rules| rules.delay = delay);
+    }
+
+    /// Delivers every request twice, the second time so much later and on another connection, as a
+    /// client that repeats it would. Its reply is dropped. Only for protocols whose requests do not
+    /// depend on earlier ones of their connection.
+    pub fn set_repeat(&self, repeat: Option<Duration>) {
+        self.shared.change(|rules| rules.repeat = repeat);
     }
 
     /// How many connections were accepted so far.
@@ -191,8 +210,14 @@ impl ProxyShared {
                 is_late = true;
                 self.changed.notify_all();
             }
+            let (delay, repeat, port) = (rules.delay, rules.repeat, rules.server);
+            rules.counts.repeated += usize::from(repeat.is_some());
             drop(rules);
+            std::thread::sleep(delay);
             let _ = server.write_all(&part);
+            if let Some(later) = repeat {
+                std::thread::spawn(move || repeat_request(port, &part, later));
+            }
         }
         // A server may discard pending requests when it sees the end of a connection, but late
         // requests must be executed.
@@ -202,6 +227,8 @@ impl ProxyShared {
     }
 
     fn forward_reply(&self, number: usize, part: &[u8], mut client: &TcpStream) {
+        let delay = self.rules.lock().unwrap().delay;
+        std::thread::sleep(delay);
         let rules = self.rules.lock().unwrap();
         let mut rules = self.changed.wait_while(rules, |rules| rules.silent).unwrap();
         if number < rules.replies_dropped_below {
@@ -213,9 +240,74 @@ impl ProxyShared {
     }
 }
 
+fn repeat_request(server: u16, part: &[u8], later: Duration) {
+    std::thread::sleep(later);
+    let Ok(mut server) = TcpStream::connect(("127.0.0.1", server)) else { return };
+    let _ = server.set_read_timeout(Some(Duration::from_secs(1)));
+    let _ = server.write_all(part);
+    // The request is executed when its reply begins.
+    let _ = server.read(&mut [0; 64]);
+}
+
 fn read_all(mut from: TcpStream, mut take: impl FnMut(Vec<u8>)) {
     let mut buffer = [0; 4096];
     while let Ok(length @ 1..) = from.read(&mut buffer) {
         take(buffer[..length].to_vec());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A server that replies with what it received, and the requests that it received.
+    fn echo() -> (u16, mpsc::Receiver<Vec<u8>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (tell, requests) = mpsc::channel();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, tell) = (client.unwrap(), tell.clone());
+                std::thread::spawn(move || {
+                    read_all(client.try_clone().unwrap(), |part| {
+                        let _ = (&client).write_all(&part);
+                        let _ = tell.send(part);
+                    });
+                });
+            }
+        });
+        (port, requests)
+    }
+
+    fn ask(proxy: &Proxy, request: &[u8]) -> Vec<u8> {
+        let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
+        stream.write_all(request).unwrap();
+        let mut reply = vec![0; request.len()];
+        stream.read_exact(&mut reply).unwrap();
+        reply
+    }
+
+    #[test]
+    fn a_repeated_request_is_delivered_twice() {
+        let (port, requests) = echo();
+        let proxy = Proxy::before(port);
+        assert_eq!(ask(&proxy, b"once"), b"once");
+        proxy.set_repeat(Some(Duration::from_millis(50)));
+        assert_eq!(ask(&proxy, b"twice"), b"twice");
+        let patience = Duration::from_secs(30);
+        let received: Vec<_> = (0..3).map(|_| requests.recv_timeout(patience).unwrap()).collect();
+        assert_eq!(received, [&b"once"[..], b"twice", b"twice"]);
+    }
+
+    #[test]
+    fn a_delay_is_paid_in_both_directions() {
+        let (port, _requests) = echo();
+        let proxy = Proxy::before(port);
+        proxy.set_delay(Duration::from_millis(100));
+        let began = Instant::now();
+        assert_eq!(ask(&proxy, b"slow"), b"slow");
+        assert!(began.elapsed() >= Duration::from_millis(200), "{:?}", began.elapsed());
     }
 }

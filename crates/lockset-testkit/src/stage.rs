@@ -36,7 +36,7 @@ pub use cluster::{ClusterStage, RedisCluster};
 pub use etcd::EtcdServers;
 pub use etcd_stage::EtcdStage;
 pub use link::{Link, LinkState, LinkedClient};
-pub use local::LocalStage;
+pub use local::{LocalStage, WriteLock};
 pub use memory::MemoryStage;
 pub use postgres::PostgresServer;
 pub use redis::{RedisServer, RedisStage};

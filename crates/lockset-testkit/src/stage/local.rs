@@ -88,10 +88,11 @@ impl Stage for LocalStage {
 
 /// Holds SQLite's write lock: a realistic fault, and the only way to make a file unresponsive.
 #[derive(Debug)]
-struct WriteLock(rusqlite::Connection);
+pub struct WriteLock(rusqlite::Connection);
 
 impl WriteLock {
-    fn on(file: &std::path::Path) -> Self {
+    /// Takes the lock of this file, and holds it until it is dropped.
+    pub fn on(file: &std::path::Path) -> Self {
         let connection = rusqlite::Connection::open(file).unwrap();
         connection.busy_timeout(Duration::from_secs(10)).unwrap();
         connection.execute_batch("BEGIN IMMEDIATE").unwrap();

@@ -203,6 +203,20 @@ impl RedisServer {
         self.restart_with(&[]);
     }
 
+    /// Kills the server, removes its data and restarts it.
+    pub fn restart_empty(&self) {
+        self.kill();
+        for entry in std::fs::read_dir(self.folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            let removed = match path.is_dir() {
+                true => std::fs::remove_dir_all(&path),
+                false => std::fs::remove_file(&path),
+            };
+            removed.unwrap();
+        }
+        self.restart();
+    }
+
     /// Kills the server and restarts it on its saved data with more options.
     pub fn restart_with(&self, options: &[&str]) {
         let mut child = self.child.lock().unwrap();

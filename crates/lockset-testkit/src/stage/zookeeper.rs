@@ -64,11 +64,19 @@ impl ZooKeeperServers {
 
     /// Starts servers with more options for their Java machines.
     pub fn start_with(number: usize, java: &[&str]) -> Self {
+        Self::start_configured(number, java, &[])
+    }
+
+    /// Starts servers with more options for their Java machines, and more lines in their
+    /// configurations.
+    pub fn start_configured(number: usize, java: &[&str], lines: &[&str]) -> Self {
         let ports: Vec<[u16; 3]> = (0..number).map(|_| [(); 3].map(|()| free_port())).collect();
         let peers = ports.iter().enumerate().map(|(index, [_, peer, election])| {
             format!("server.{}=127.0.0.1:{peer}:{election}", index + 1)
         });
-        let peers: Vec<String> = if number > 1 { peers.collect() } else { Vec::new() };
+        let mut peers: Vec<String> = if number > 1 { peers.collect() } else { Vec::new() };
+        // The last line about a setting counts.
+        peers.extend(lines.iter().map(|&line| line.to_owned()));
         let start = |(index, &[port, ..]): (usize, &[u16; 3])| {
             ZooKeeperNode::start(index + 1, port, &peers, java)
         };
