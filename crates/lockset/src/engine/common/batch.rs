@@ -197,7 +197,7 @@ pub(crate) struct SingleTurn<'c, C: Transport> {
 
 impl<C: Transport> SingleTurn<'_, C> {
     /// Fails the queued requests, if this one failed because the server does not reply.
-    #[cfg(any(feature = "etcd", test))]
+    #[cfg(any(feature = "etcd", feature = "postgres", test))]
     pub(crate) fn heed(&self, failed: &C::Failed) {
         self.transport.batch().heed(failed, |under_way| under_way.is_turn(self.number));
     }
