@@ -84,7 +84,7 @@ fn features_by_themselves(counts: &mut Counts) -> Outcome {
     let check = |features: &str| {
         cargo(&["check", "-q", "-p", "lockset", "--no-default-features", "--features", features])
     };
-    let engines = ["local", "redis", "etcd", "zookeeper"];
+    let engines = ["local", "redis", "etcd", "postgres", "zookeeper"];
     for (index, one) in engines.iter().enumerate() {
         check(one)?;
         for other in &engines[index + 1..] {

@@ -27,7 +27,8 @@ const NEEDS: &[Need] = &[
     Need { program: "etcd", debian: "etcd-server", why: "the etcd engine" },
     Need { program: "etcdctl", debian: "etcd-client", why: "faults of etcd, and its own locks" },
     Need { program: "psql", debian: "postgresql-client", why: "a fence from plain SQL" },
-    Need { program: "postgres", debian: "postgresql", why: "fences in PostgreSQL" },
+    Need { program: "postgres", debian: "postgresql", why: "PostgreSQL: its engine and fences" },
+    Need { program: "pgbouncer", debian: "pgbouncer", why: "PostgreSQL behind a pooler" },
     Need { program: "setpriv", debian: "util-linux", why: "servers that refuse to run as root" },
     Need { program: "sqlite3", debian: "sqlite3", why: "a fence from plain SQL" },
     Need { program: "valgrind", debian: "valgrind", why: "counting instructions" },
@@ -47,6 +48,7 @@ const SERVICES: &[Service] = &[
     Service { debian: "redis-server", unit: "redis-server" },
     Service { debian: "etcd-server", unit: "etcd" },
     Service { debian: "postgresql", unit: "postgresql" },
+    Service { debian: "pgbouncer", unit: "pgbouncer" },
 ];
 
 struct Service {

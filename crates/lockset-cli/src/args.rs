@@ -66,6 +66,7 @@ The engine and its address; `local:` if not given:
   redlock://host:port,host:port,...      a quorum of three or more Redis servers
   etcd://host:port,.../prefix            an etcd server or cluster
   zk://host:port,.../chroot              a ZooKeeper server or ensemble
+  postgres://host:port,.../database      a PostgreSQL database; by TLS if on another machine
   memory:                                this process alone
   rediss:// rediss+sentinel:// rediss+cluster:// redlocks:// etcds:// zks://   by TLS
 
@@ -98,6 +99,7 @@ pub(crate) enum Verb {
     Watch(ListArgs),
     Break(BreakArgs),
     Fence(FenceArgs),
+    Schema(SchemaArgs),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  lockset completions bash > \
         ~/.local/share/bash-completion/completions/lockset")]
@@ -113,6 +115,28 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
         dir: Option<PathBuf>,
     },
+}
+
+/// Print the SQL that creates what an engine stores, for an administrator
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    lockset schema postgres | psql --single-transaction -v ON_ERROR_STOP=1\n  \
+    lockset schema postgres --schema shop_locks > locks.sql\n\n\
+    It may be run again. A role that may create schemas needs none of this.")]
+pub(crate) struct SchemaArgs {
+    /// The engine
+    pub(crate) engine: SchemaEngine,
+
+    /// The name of the schema
+    #[arg(long, default_value = "lockset")]
+    pub(crate) schema: String,
+}
+
+/// An engine that has a schema.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SchemaEngine {
+    /// PostgreSQL
+    Postgres,
 }
 
 /// Run a command while holding a lock

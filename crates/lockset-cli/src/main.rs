@@ -26,7 +26,7 @@ use clap::{CommandFactory, Parser};
 use lockset::Ticket;
 use tokio::runtime::{Builder, Runtime};
 
-use args::{Cli, Verb};
+use args::{Cli, SchemaArgs, SchemaEngine, Verb};
 use home::Home;
 use output::{Failure, code, print_message};
 
@@ -91,6 +91,7 @@ fn dispatch(cli: &Cli, home: &mut Option<Home>) -> Result<u8, Failure> {
         Verb::Fence(args) => {
             return fence::execute(&args.verb, cli.engine.password_file.as_deref());
         }
+        Verb::Schema(args) => print_schema(args),
         Verb::Completions { shell } => completions(*shell),
         Verb::Man { dir: None } => man_page(),
         Verb::Man { dir: Some(dir) } => man_pages(dir),
@@ -126,6 +127,12 @@ fn print_usage_error(error: &clap::Error) -> u8 {
     let text = error.render().to_string();
     print_message(text.trim_end().trim_start_matches("error: "));
     code::OWN_ERROR
+}
+
+fn print_schema(args: &SchemaArgs) -> Result<(), Failure> {
+    let SchemaEngine::Postgres = args.engine;
+    let script = lockset::engine::postgres::schema_script(&args.schema)?;
+    Ok(std::io::stdout().write_all(script.as_bytes())?)
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {

@@ -121,11 +121,12 @@ mod tests {
         patience: (u32, u32),
     }
 
-    const ENGINES: [Engine; 6] = [
+    const ENGINES: [Engine; 7] = [
         engine("memory", 100, (1, 1)),
         engine("local", 100, (1, 1)),
         engine("redis", 200, (1, 1)),
         engine("etcd", 2000, (1, 1)),
+        engine("postgres", 200, (1, 1)),
         Engine { by_session: true, ..engine("zookeeper", 100, (2, 3)) },
         // A `sync` counts for less if the one before it was sent less than a quarter of the timeout
         // earlier (see the engine's `client/session_lease.rs`): a reply may be late by a ninth

@@ -33,13 +33,16 @@ pub struct Builder {
     holder_process: Option<u32>,
     #[cfg(feature = "redis")]
     redis_client: Option<redis::Client>,
+    #[cfg(feature = "postgres")]
+    postgres: Option<Box<tokio_postgres::Config>>,
 }
 
 impl Lockset {
     /// Connects to the engine that `url` names: `local:` (one file in the user's state folder),
     /// `local:/path/file.db`, `memory:` (a new home each time), `memory:LABEL`; `redis://`,
     /// `redis+sentinel://`, `redis+cluster://`, `redlock://`, `etcd://`, `zk://`, or with TLS
-    /// `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `redlocks://`, `etcds://`, `zks://`.
+    /// `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `redlocks://`, `etcds://`, `zks://`;
+    /// `postgres://`, with TLS unless the server is on the same machine.
     ///
     /// Every URL may have the options `ttl=5s`, the default ttl, and `token_base=`, which is added
     /// to every token: `redis://host?ttl=5s`.
@@ -73,6 +76,8 @@ impl Builder {
             holder_process: None,
             #[cfg(feature = "redis")]
             redis_client: None,
+            #[cfg(feature = "postgres")]
+            postgres: None,
         }
     }
 
@@ -109,6 +114,25 @@ impl Builder {
     pub fn redis_client(client: &redis::Client) -> Self {
         let url = Url::new("redis", "//of-the-client");
         Self { redis_client: Some(client.clone()), ..Self::with_url(Some(url)) }
+    }
+
+    /// Connects to the database of a PostgreSQL configuration that a service already has: its
+    /// servers, login and database. Lockset opens connections of its own, because a lock must not
+    /// wait for a pool. A configuration that requires TLS gets it verified, unless the option
+    /// `sslmode` says otherwise.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use lockset::Builder;
+    ///
+    /// let config = "postgres://shop:s3cret@db.example/shop".parse()?;
+    /// let locks = Builder::postgres(&config).option("schema", "shop_locks").connect().await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "postgres")]
+    pub fn postgres(config: &tokio_postgres::Config) -> Self {
+        let url = Url::new("postgres", "//of-the-configuration");
+        Self { postgres: Some(Box::new(config.clone())), ..Self::with_url(Some(url)) }
     }
 
     /// Sets an option of the URL: `option("prefix", "shop:")` is `?prefix=shop:`.
@@ -213,6 +237,7 @@ async fn open(url: Url, builder: &Builder, session: Duration) -> Result<Arc<dyn 
         "redlock" | "redlocks" => open_redlock(&url).await,
         "etcd" | "etcds" => open_etcd(url).await,
         "zk" | "zks" => open_zookeeper(url, session).await,
+        "postgres" | "postgresql" => open_postgres(url, builder).await,
         other => Err(Error::invalid("engine", other, format!("there are {}", known_engines()))),
     }
 }
@@ -311,8 +336,28 @@ async fn open_zookeeper(_: Url, _: Duration) -> Result<Arc<dyn Engine>> {
     Err(not_compiled_in("zookeeper"))
 }
 
+#[cfg(feature = "postgres")]
+async fn open_postgres(url: Url, builder: &Builder) -> Result<Arc<dyn Engine>> {
+    use crate::engine::postgres::{Postgres, PostgresOptions};
+
+    let config = builder.postgres.as_deref().cloned();
+    let options = PostgresOptions { config, ..PostgresOptions::from_url(url)? };
+    Ok(Arc::new(Postgres::connect(options).await?))
+}
+
+#[cfg(not(feature = "postgres"))]
+async fn open_postgres(_: Url, _: &Builder) -> Result<Arc<dyn Engine>> {
+    Err(not_compiled_in("postgres"))
+}
+
 #[cfg_attr(
-    all(feature = "local", feature = "redis", feature = "etcd", feature = "zookeeper"),
+    all(
+        feature = "local",
+        feature = "redis",
+        feature = "etcd",
+        feature = "postgres",
+        feature = "zookeeper"
+    ),
     expect(dead_code, reason = "every engine is compiled in")
 )]
 fn not_compiled_in(engine: &'static str) -> Error {

@@ -42,6 +42,8 @@
 mod error;
 mod fencing_token;
 mod file;
+#[cfg(feature = "postgres")]
+mod held;
 #[cfg(feature = "fence-http")]
 mod http;
 mod memory;
@@ -63,6 +65,8 @@ use async_trait::async_trait;
 pub use self::error::FenceError;
 pub use self::fencing_token::FencingToken;
 pub use self::file::FileFence;
+#[cfg(feature = "postgres")]
+pub use self::held::assert_held;
 #[cfg(feature = "fence-http")]
 #[cfg_attr(docsrs, doc(cfg(feature = "fence-http")))]
 pub use self::http::{

@@ -48,9 +48,11 @@
 //! | `redlock://[user:password@]host,…[/db]` | `redis` | a majority of independent Redis servers | `prefix=`, `max_ttl=`, `node_timeout=` |
 //! | `etcd://[user:password@]host,…[/prefix]` | `etcd` | an etcd cluster | `names=` |
 //! | `zk://[user:password@]host,…[/chroot]` | `zookeeper` | a ZooKeeper ensemble | `layout=`, `names=` |
+//! | `postgres://[user:password@]host,…[/database]` | `postgres` | a PostgreSQL database | `schema=`, `sslmode=`, `listen=`, `first_lease=` |
 //!
 //! With TLS: `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `redlocks://`, `etcds://`,
-//! `zks://`, with the options `ca=`, `cert=` and `key=` (PEM files). Every URL has the options
+//! `zks://`, and `postgres://` unless the server is on the same machine or `sslmode=` says otherwise;
+//! with the options `ca=`, `cert=` and `key=` (PEM files). Every URL has the options
 //! `ttl=`, the default ttl, and `token_base=`, which is added to every token. The pages in `docs/`
 //! of the repository describe the options.
 //!
@@ -61,6 +63,7 @@
 //! | `redis` | the engines `redis://` and `redlock://`, and [`Builder::redis_client`](Builder) |
 //! | `redis-tls` | `redis`, and TLS for it; the other engines always have TLS |
 //! | `etcd`, `zookeeper` | an engine each |
+//! | `postgres` | the engine `postgres://`, and [`Builder::postgres`](Builder) |
 //! | `fence-sqlite`, `fence-postgres`, `fence-redis`, `fence-object-store`, `fence-http` | checks of tokens at a resource, see [`fence`] |
 //! | `blocking` | the same API for code without an async runtime |
 //! | `metrics` | counters and histograms through the `metrics` facade |
@@ -134,7 +137,7 @@ mod sync;
 mod telemetry;
 pub mod testing;
 mod ticket;
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 mod tls;
 mod token;
 mod url;
@@ -156,7 +159,7 @@ pub use run::{RunError, Within};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use ticket::{Lease, Ticket};
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 pub use tls::TlsOptions;
 pub use token::Token;
 pub use url::Url;

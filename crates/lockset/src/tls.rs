@@ -20,7 +20,12 @@ pub struct TlsOptions {
 /// The contents of the files, in PEM.
 #[derive(Default)]
 #[cfg_attr(
-    not(any(feature = "redis-tls", feature = "etcd", feature = "zookeeper")),
+    not(any(
+        feature = "redis-tls",
+        feature = "etcd",
+        feature = "postgres",
+        feature = "zookeeper"
+    )),
     allow(dead_code, reason = "nothing uses TLS")
 )]
 pub(crate) struct TlsFiles {
@@ -108,49 +113,65 @@ impl TlsFiles {
     }
 }
 
-#[cfg(feature = "zookeeper")]
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
 impl TlsFiles {
-    /// For connections without a client library.
-    pub(crate) fn into_rustls(self) -> Result<rustls::ClientConfig> {
+    /// For connections without TLS of a client library.
+    pub(crate) fn to_rustls(&self) -> Result<rustls::ClientConfig> {
+        use rustls::pki_types::PrivateKeyDer;
         use rustls::pki_types::pem::PemObject;
-        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-        // The text of the error may not quote a file: a key is secret.
-        let invalid = |error: &dyn std::fmt::Display| {
-            let why = format!("{error}: check the files of the options ca, cert and key");
-            Error::invalid("TLS set-up", "(not shown)", why)
-        };
-        let not_pem = |_| invalid(&"a file is not in PEM form");
-        let certificates = |pem: &[u8]| {
-            let all = CertificateDer::pem_slice_iter(pem);
-            all.collect::<std::result::Result<Vec<_>, _>>().map_err(not_pem)
-        };
+        let roots = self.roots()?;
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| invalid_set_up(&error))?
+            .with_root_certificates(roots);
+        match &self.client {
+            None => Ok(config.with_no_client_auth()),
+            Some((cert, key)) => {
+                let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| not_pem())?;
+                config
+                    .with_client_auth_cert(certificates(cert)?, key)
+                    .map_err(|error| invalid_set_up(&error))
+            }
+        }
+    }
+
+    /// The authorities to trust.
+    pub(crate) fn roots(&self) -> Result<rustls::RootCertStore> {
         let mut roots = rustls::RootCertStore::empty();
         match &self.ca {
             Some(pem) => {
                 for certificate in certificates(pem)? {
-                    roots.add(certificate).map_err(|error| invalid(&error))?;
+                    roots.add(certificate).map_err(|error| invalid_set_up(&error))?;
                 }
             }
             None => {
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             }
         }
-        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| invalid(&error))?
-            .with_root_certificates(roots);
-        match &self.client {
-            None => Ok(config.with_no_client_auth()),
-            Some((cert, key)) => {
-                let key = PrivateKeyDer::from_pem_slice(key).map_err(not_pem)?;
-                config
-                    .with_client_auth_cert(certificates(cert)?, key)
-                    .map_err(|error| invalid(&error))
-            }
-        }
+        Ok(roots)
     }
+}
+
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
+fn certificates(pem: &[u8]) -> Result<Vec<rustls::pki_types::CertificateDer<'static>>> {
+    use rustls::pki_types::pem::PemObject;
+
+    let all = rustls::pki_types::CertificateDer::pem_slice_iter(pem);
+    all.collect::<std::result::Result<Vec<_>, _>>().map_err(|_| not_pem())
+}
+
+/// The text of the error may not quote a file: a key is secret.
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
+fn invalid_set_up(error: &dyn std::fmt::Display) -> Error {
+    let why = format!("{error}: check the files of the options ca, cert and key");
+    Error::invalid("TLS set-up", "(not shown)", why)
+}
+
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
+fn not_pem() -> Error {
+    invalid_set_up(&"a file is not in PEM form")
 }
 
 #[cfg(test)]

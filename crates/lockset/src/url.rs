@@ -22,12 +22,15 @@ const ENGINES: &[&str] = &[
     "redlock://host:port,host:port,host:port,…",
     "etcd://host:port,…/prefix",
     "zk://host:port,…/chroot",
+    "postgres://user@host:port,…/database",
     "rediss://, redlocks://, etcds:// and zks:// for TLS",
 ];
 /// The options that every engine has.
 const COMMON_OPTIONS: &[&str] = &["token_base", "ttl"];
 /// The option that contains a password.
 const SENTINEL_LOGIN: &str = "sentinel_login";
+/// The option that is a URL, which may contain one.
+const LISTEN: &str = "listen";
 /// What stands for a part of a URL that may be a secret.
 const HIDDEN: &str = "…";
 
@@ -51,11 +54,11 @@ pub struct Url {
 }
 
 /// A server's host, without brackets, and port.
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 pub(crate) type HostPort = (String, u16);
 
 /// The servers of a URL, and its path.
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 pub(crate) struct UrlServers {
     pub(crate) hosts: Vec<HostPort>,
     /// One for each host.
@@ -65,7 +68,7 @@ pub(crate) struct UrlServers {
 }
 
 /// A user, or none if it is empty; likewise a password. It has no `Debug`.
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 #[derive(Clone)]
 pub(crate) struct Login {
     pub(crate) user: String,
@@ -148,6 +151,7 @@ impl Url {
         let logins = parts.filter_map(|part| part.rsplit_once('@')).map(|(login, _)| login);
         let passwords = logins
             .chain(self.option(SENTINEL_LOGIN))
+            .chain(self.option(LISTEN).and_then(login_in))
             .filter_map(|login| login.split_once(':'))
             .map(|(_, password)| password)
             .filter(|password| !password.is_empty());
@@ -241,7 +245,7 @@ impl Url {
     }
 }
 
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 impl Url {
     /// The servers and the path. `form` tells the user how the URLs of this engine are written.
     pub(crate) fn servers(&self, default_port: u16, form: &str) -> Result<UrlServers> {
@@ -278,7 +282,7 @@ impl Url {
     }
 }
 
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 impl Login {
     /// `user:password`, `user` or `:password`, with escapes.
     pub(crate) fn parse(text: &str) -> Option<Self> {
@@ -358,7 +362,7 @@ pub(crate) fn not_a_url() -> Error {
 
 /// A URL that identifies what is stored there, without logins: the order in which the servers were
 /// written does not matter.
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 pub(crate) fn identity<'a>(
     scheme: &str,
     hosts: impl IntoIterator<Item = &'a HostPort>,
@@ -372,7 +376,7 @@ pub(crate) fn identity<'a>(
 }
 
 /// A server as a URL names it.
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 pub(crate) fn host_port((host, port): &HostPort) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
@@ -415,10 +419,16 @@ pub(crate) fn percent_encode(text: &str) -> String {
 fn logins(scheme: &str) -> Option<Logins> {
     let base = scheme.split('+').next().unwrap_or(scheme);
     match base {
-        "redis" | "rediss" | "etcd" | "etcds" => Some(Logins::Shared),
+        "redis" | "rediss" | "etcd" | "etcds" | "postgres" | "postgresql" => Some(Logins::Shared),
         "redlock" | "redlocks" | "zk" | "zks" => Some(Logins::PerHost),
         _ => None,
     }
+}
+
+/// The login in a URL that is the value of an option.
+fn login_in(url: &str) -> Option<&str> {
+    let (authority, _) = split_authority(url.split_once("//")?.1);
+    authority.rsplit_once('@').map(|(login, _)| login)
 }
 
 fn is_serverless(scheme: &str) -> bool {
@@ -585,7 +595,7 @@ mod tests {
         assert_eq!(percent_decode(&percent_encode("ä:/@%?")).as_deref(), Some("ä:/@%?"));
     }
 
-    #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+    #[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
     #[test]
     fn servers_are_parsed() {
         let servers = parse("etcd://us%40er:p,%3aw@b:77,a,[::1]/x%40y").servers(9, "").unwrap();

@@ -48,6 +48,15 @@ macro_rules! everywhere {
             )*
         }
 
+        mod postgres {
+            $(
+                #[test]
+                fn $promise() {
+                    super::$promise(&crate::postgres::home());
+                }
+            )*
+        }
+
         mod zookeeper {
             $(
                 #[test]

@@ -17,6 +17,7 @@ mod input;
 mod lease;
 mod looking;
 mod outage;
+mod postgres;
 mod signals;
 mod terminal;
 mod tickets;

@@ -31,11 +31,43 @@ impl PostgresServer {
 
     /// The same with more settings, each as `name=value`.
     pub fn start_with(settings: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        if is_root() {
-            let chown = Command::new("chown").arg(USER).arg(folder.path()).status();
-            assert!(chown.unwrap().success(), "the user {USER} is needed: run `cargo xtask setup`");
-        }
+        Self::start_in(made_folder(), settings)
+    }
+
+    /// A server that also accepts TLS, with this certificate and its key.
+    pub fn start_with_tls(certificate: &str, key: &str) -> Self {
+        let folder = made_folder();
+        // The server rejects a key that is not its own.
+        let files = [("ssl_cert_file", certificate), ("ssl_key_file", key)].map(|(name, from)| {
+            let own = folder.path().join(name);
+            std::fs::copy(from, &own).unwrap();
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            std::fs::set_permissions(&own, mode).unwrap();
+            if is_root() {
+                assert!(Command::new("chown").arg(USER).arg(&own).status().unwrap().success());
+            }
+            format!("{name}={}", own.display())
+        });
+        Self::start_in(folder, &["fsync=off", "ssl=on", &files[0], &files[1]])
+    }
+
+    /// A standby that follows `primary`, and can be promoted.
+    pub fn start_standby_of(primary: &Self) -> Self {
+        let folder = made_folder();
+        let copied = as_user("pg_basebackup")
+            .args(["-R", "-X", "stream", "-c", "fast", "-d", &primary.url(), "-D"])
+            .arg(folder.path().join("data"))
+            .current_dir(folder.path())
+            .output()
+            .expect("setpriv is needed: run `cargo xtask setup`");
+        assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+        let options = ["-c", "fsync=off"].map(str::to_owned).to_vec();
+        let server = Self { folder, port: free_port(), options, child: Mutex::new(None) };
+        server.resume();
+        server
+    }
+
+    fn start_in(folder: tempfile::TempDir, settings: &[&str]) -> Self {
         let made = as_user("initdb")
             .args(["--no-sync", "--auth=trust", "--username=postgres"])
             .args(["--encoding=UTF8", "--locale=C", "-D"])
@@ -107,6 +139,30 @@ impl PostgresServer {
         }
     }
 
+    /// Stops all processes of the server, so that it does not respond.
+    pub fn freeze(&self) {
+        // The first process before its children: a stopped one starts no others.
+        self.signal(Signal::STOP);
+        self.signal_backends(Signal::STOP);
+    }
+
+    /// Lets a server that was frozen continue.
+    pub fn thaw(&self) {
+        self.signal_backends(Signal::CONT);
+        self.signal(Signal::CONT);
+    }
+
+    /// Sends a signal to all children of the server's first process.
+    fn signal_backends(&self, signal: Signal) {
+        let Some(parent) = self.child.lock().unwrap().as_ref().map(Child::id) else { return };
+        let children = format!("/proc/{parent}/task/{parent}/children");
+        let children = std::fs::read_to_string(children).unwrap_or_default();
+        for child in children.split_whitespace() {
+            // It may have ended by now.
+            let _ = kill_process(Pid::from_raw(child.parse().unwrap()).unwrap(), signal);
+        }
+    }
+
     /// Stops the server at once, as a crash does: what is not in the log is lost.
     pub fn stop(&self) {
         let Some(mut child) = self.child.lock().unwrap().take() else { return };
@@ -168,6 +224,64 @@ impl Drop for PostgresServer {
     }
 }
 
+fn made_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    if is_root() {
+        let chown = Command::new("chown").arg(USER).arg(folder.path()).status();
+        assert!(chown.unwrap().success(), "the user {USER} is needed: run `cargo xtask setup`");
+    }
+    folder
+}
+
+/// A pooler in front of a server, stopped when dropped.
+#[derive(Debug)]
+pub struct PgBouncer {
+    _folder: tempfile::TempDir,
+    port: u16,
+    child: Child,
+}
+
+impl PgBouncer {
+    /// Starts a pooler in this mode: `session`, `transaction` or `statement`.
+    pub fn before(server: &PostgresServer, mode: &str) -> Self {
+        let (folder, port) = (made_folder(), free_port());
+        let file = folder.path().join("pgbouncer.ini");
+        let users = folder.path().join("users.txt");
+        std::fs::write(&users, "\"postgres\" \"\"\n").unwrap();
+        let settings = format!(
+            "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {}\n\
+             pool_mode = {mode}\n",
+            server.port(),
+            users.display(),
+        );
+        std::fs::write(&file, settings).unwrap();
+        let child = as_user("pgbouncer")
+            .arg("-q")
+            .arg(&file)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("pgbouncer is needed: run `cargo xtask setup`");
+        let pooler = Self { _folder: folder, port, child };
+        let address = ("127.0.0.1", port);
+        until("the pooler responds", || std::net::TcpStream::connect(address).is_ok());
+        pooler
+    }
+
+    /// The URL of the pooler, as the server's superuser.
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// A server program, run by a user that PostgreSQL accepts.
 fn as_user(program: &str) -> Command {
     if !is_root() {
@@ -188,6 +302,7 @@ fn binary(program: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     let versions = std::fs::read_dir(Path::new("/usr/lib/postgresql")).into_iter().flatten();
+    folders.push("/usr/sbin".into());
     folders.extend(versions.filter_map(Result::ok).map(|version| version.path().join("bin")));
     let mut found = folders.iter().map(|folder| folder.join(program)).filter(|it| it.is_file());
     found.next().unwrap_or_else(|| panic!("{program} is needed: run `cargo xtask setup`"))

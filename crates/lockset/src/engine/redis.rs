@@ -4,8 +4,9 @@
 //! taken with `SET key value NX PX`. Everything else about a name is in auxiliary keys in the same
 //! hash slot; `redis/common.lua` lists them. The parts, in the order in which a claim meets them:
 //!
-//! * `acquire` requests a lock and waits for it; `waiters` has the rules by which a queued claim
-//!   may assume that it holds the lock; `heartbeat` keeps its queue entry alive;
+//! * `acquire` requests a lock and waits for it; `common::waiters` has the rules by which a queued
+//!   claim may assume that it holds the lock; `waiters` also tracks locks of other libraries;
+//!   `heartbeat` keeps a queue entry alive;
 //! * `renew` renews leases, and changes what is stored for a held lock; `release` releases and
 //!   withdraws; `wait_replicas` waits for replicas;
 //! * `inspect` shows what is stored, `watch` what changes; `cells` serve latches and barriers;
@@ -44,6 +45,7 @@ use self::waiters::RedisWaiters;
 use self::watch::WatchList;
 use super::common::hints::told_once;
 use super::common::tombstones::TOMBSTONE_LIFE;
+use super::common::waiters::FIRST_LEASE_RANGE;
 use super::{
     Admission, Amend, Break, Capabilities, Claim, ClaimId, Engine, Event, FencedNode, Grant,
     Health, Hint, Holder, LockState, Renewal, Replicas, Scope, Swap, Version, Wait,
@@ -88,9 +90,6 @@ const ENGINE: &str = "redis";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// The shortest timeout of a request, however little time the caller has left.
 const MIN_REQUEST_TIMEOUT: Duration = Duration::from_millis(50);
-/// The range of `first_lease`.
-const FIRST_LEASE_RANGE: (Duration, Duration) =
-    (Duration::from_millis(500), Duration::from_secs(60));
 /// The range of `courtesy`.
 const COURTESY_RANGE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 /// Maximum claims per batch or heartbeat script.

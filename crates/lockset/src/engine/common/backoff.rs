@@ -6,7 +6,7 @@ use crate::clock::{Clock, Moment};
 
 /// Between attempts of a request or a connection. A server that restarts or elects a leader is back
 /// after a second or two; a longer pause would only prolong the outage.
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres", feature = "zookeeper"))]
 pub(crate) const RETRY: Backoff =
     Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
 

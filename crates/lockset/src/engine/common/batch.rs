@@ -198,7 +198,7 @@ pub(crate) struct SingleTurn<'c, C: Transport> {
 
 impl<C: Transport> SingleTurn<'_, C> {
     /// Fails the queued requests, if this one failed because the server does not reply.
-    #[cfg(any(feature = "etcd", test))]
+    #[cfg(any(feature = "etcd", feature = "postgres", test))]
     pub(crate) fn on_failure(&self, failed: &C::Failed) {
         self.transport.batch().on_failure(failed, |in_flight| in_flight.is_turn(self.number));
     }

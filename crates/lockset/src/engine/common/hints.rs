@@ -11,7 +11,7 @@ use futures_core::Stream;
 use futures_core::stream::BoxStream;
 use futures_util::StreamExt;
 use tokio::sync::{mpsc, watch};
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 use tokio::time::Instant;
 
 use crate::engine::{Event, Hint, Scope};
@@ -113,7 +113,7 @@ impl HintReceiver {
 
     /// The hints, and [`Hint::Missed`] whenever there was none for as long as `every` returns:
     /// for engines whose hints may get lost.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn with_recheck(
         self,
         every: impl Fn() -> Duration + Send + 'static,
@@ -186,7 +186,7 @@ impl HintSenders {
     }
 
     /// Changes of any name may have gone unreported.
-    #[cfg(any(feature = "redis", feature = "zookeeper"))]
+    #[cfg(any(feature = "redis", feature = "postgres", feature = "zookeeper"))]
     pub(crate) fn missed(&self) {
         self.all().for_each(HintSender::missed);
     }
@@ -195,6 +195,13 @@ impl HintSenders {
     #[cfg(feature = "redis")]
     pub(crate) fn has_name(&self, name: &Name) -> bool {
         self.names.contains_key(name)
+    }
+
+    /// The scopes of the watches that are not dropped.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn scopes(&mut self) -> Vec<Scope> {
+        self.sweep();
+        self.all().map(|sender| sender.scope.clone()).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

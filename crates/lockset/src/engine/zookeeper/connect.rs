@@ -41,7 +41,7 @@ impl ServerList {
         let login = login.map(|login| format!("{}:{}", login.user, login.password));
         let tls = match options.tls.read(is_tls, "zks")? {
             None => None,
-            Some(files) => Some(TlsConnector::from(Arc::new(files.into_rustls()?))),
+            Some(files) => Some(TlsConnector::from(Arc::new(files.to_rustls()?))),
         };
         Ok(Self { hosts, chroot: chroot(&path)?, login, tls })
     }
