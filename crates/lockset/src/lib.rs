@@ -113,6 +113,9 @@ pub mod engine;
 mod error;
 pub mod fence;
 mod fork;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod guard;
 mod hash;
