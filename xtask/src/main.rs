@@ -1,4 +1,4 @@
-//! The project's chores: `cargo xtask setup | test | bench | proto`.
+//! The project's chores: `cargo xtask setup | test | bench | wrong-ways | proto`.
 //!
 //! `test` is the one command that checks everything on a machine that has Rust, a C compiler and
 //! nothing else. It stops at the first step that fails and ends with one line of totals.
@@ -16,11 +16,13 @@ use cargo::{Counts, cargo};
 
 type Outcome<T = ()> = Result<T, String>;
 
-const USAGE: &str = "usage: cargo xtask <setup | test | bench | proto>
+const USAGE: &str = "usage: cargo xtask <setup | test | bench | wrong-ways | proto>
 
   setup   install what the tests need beyond Rust and a C compiler
   test    setup, then formatting, lints, docs, licences, all tests, all examples
   bench   the benchmarks, as tables of ratios (build first, then keep the machine quiet)
+  wrong-ways [NAME]
+          the classic mistakes of hand-made locks: steps and verdicts
   proto   write the code of etcd's messages again, after its proto file has changed";
 
 fn main() -> ExitCode {
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         Some("setup") => setup::setup(),
         Some("test") => test(),
         Some("bench") => bench(),
+        Some("wrong-ways") => wrong_ways(),
         Some("proto") => proto::write(),
         _ => Err(USAGE.to_owned()),
     };
@@ -128,6 +131,14 @@ fn bench() -> Outcome {
         cargo(&["run", "-q", "--release", "-p", "lockset-bench", "--", engine])?;
     }
     Ok(())
+}
+
+/// Plays the classic mistakes of hand-made locks; docs/wrong-ways.md tells of them.
+fn wrong_ways() -> Outcome {
+    let name: Vec<String> = std::env::args().skip(2).collect();
+    let mut args = vec!["run", "-q", "-p", "lockset-wrong-ways", "--"];
+    args.extend(name.iter().map(String::as_str));
+    cargo(&args)
 }
 
 fn step<T>(title: &str, work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
