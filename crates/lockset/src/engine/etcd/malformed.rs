@@ -2,10 +2,9 @@
 //! by property tests and by `fuzz/`.
 
 use super::keys::{EtcdLayout, first_claim_id, lease_id_in};
-use super::record::{KeyRecord, claim_id_of, token_from_revision};
+use super::record::{KeyRecord, claim_id_of};
 use super::rpc::KeyValue;
 use crate::name::Note;
-use crate::token::Token;
 
 /// A key and a value below the prefix of the locks, whatever wrote them.
 #[allow(clippy::unwrap_used, clippy::panic, reason = "checks")]
@@ -31,19 +30,13 @@ pub(crate) fn check_key_value(key: &[u8], value: &[u8]) {
     let _ = lease_id_in(key);
 }
 
-/// A revision, as a server may report it.
-#[allow(clippy::panic, reason = "checks")]
-pub(crate) fn check_revision(revision: i64) {
-    if let Ok(token) = token_from_revision(revision) {
-        assert!(token <= Token::MAX && token.get() == revision.unsigned_abs(), "{token}");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::record::token_from_revision;
     use super::*;
+    use crate::token::Token;
 
     proptest! {
         #[test]
@@ -65,7 +58,9 @@ mod tests {
 
         #[test]
         fn any_revision_is_a_token_or_rejected(revision in any::<i64>()) {
-            check_revision(revision);
+            if let Ok(token) = token_from_revision(revision) {
+                prop_assert!(token <= Token::MAX && token.get() == revision.unsigned_abs());
+            }
         }
 
         #[test]
