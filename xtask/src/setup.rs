@@ -30,6 +30,7 @@ const NEEDS: &[Need] = &[
     Need { program: "postgres", debian: "postgresql", why: "fences in PostgreSQL" },
     Need { program: "setpriv", debian: "util-linux", why: "servers that refuse to run as root" },
     Need { program: "sqlite3", debian: "sqlite3", why: "a fence from plain SQL" },
+    Need { program: "valgrind", debian: "valgrind", why: "counting instructions" },
     Need { program: "python3", debian: "python3", why: "other people's locks" },
     Need {
         program: "python3 -m ensurepip --version",
@@ -53,7 +54,7 @@ struct Service {
     unit: &'static str,
 }
 
-/// The Python packages whose locks ours are tried with and measured against.
+/// The Python packages whose locks ours are tried with and measured against, and an S3 server.
 const PYTHON_PACKAGES: &str = include_str!("../python.txt");
 
 pub(crate) fn setup() -> Outcome {

@@ -6,11 +6,16 @@
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use lockset::fence::{FencingToken, FileFence, PostgresFence, RedisFence, SqliteFence};
+use lockset::fence::{
+    FencingToken, FileFence, ObjectFence, PostgresFence, RedisFence, SqliteFence,
+};
 use lockset::{Name, Token};
-use lockset_testkit::stage::{PostgresServer, RedisServer};
+use lockset_testkit::stage::{PostgresServer, RedisServer, S3Server};
+use object_store::ObjectStoreExt as _;
+use object_store::path::Path as ObjectPath;
 use redis::AsyncCommands as _;
 use tokio::runtime::{Builder, Runtime};
 
@@ -19,7 +24,7 @@ use crate::table::{Table, Target, micros};
 
 pub(crate) const USAGE: &str = "fence [--quick] [rows…]
 
-rows: sqlite, postgres, redis, file";
+rows: sqlite, postgres, redis, file, s3";
 
 const ROUNDS: usize = 15;
 const SLICE: Duration = Duration::from_millis(300);
@@ -36,6 +41,7 @@ const ROWS: &[Store] = &[
     Store { name: "postgres", measure: postgres },
     Store { name: "redis", measure: redis_set },
     Store { name: "file", measure: file },
+    Store { name: "s3", measure: s3 },
 ];
 
 pub(crate) fn run(args: &[&str]) -> ExitCode {
@@ -185,4 +191,26 @@ fn replace(folder: &Path, data: &[u8]) {
     file.sync_all().unwrap();
     std::fs::rename(&new, folder.join("stock")).unwrap();
     std::fs::File::open(folder).unwrap().sync_all().unwrap();
+}
+
+/// What counts is the number of requests: the time is that of a server written for tests.
+fn s3(pace: Pace, table: &mut Table) {
+    let (server, runtime, lock) = (S3Server::start(), runtime(), lock());
+    let (store, path) = (Arc::new(server.store()), ObjectPath::from("stock"));
+    let fence = runtime.block_on(ObjectFence::new(store.clone())).unwrap();
+    let guarded = |value| {
+        runtime.block_on(fence.put(&path, &lock, &token(value), "3")).unwrap();
+    };
+    let plain = || {
+        runtime.block_on(store.put(&ObjectPath::from("plain"), "3".into())).unwrap();
+    };
+    let writes = pace.rounds(ROUNDS) as u64;
+    let count = |write: &dyn Fn(u64)| {
+        let start = server.requests();
+        (1..=writes).for_each(write);
+        (server.requests() - start) as f64 / writes as f64
+    };
+    let (of_guarded, of_plain) = (count(&guarded), count(&|_| plain()));
+    let work = "object storage: requests of a write";
+    table.add(work, format!("{of_guarded}"), of_guarded / of_plain, Target::AtMost(2.0));
 }

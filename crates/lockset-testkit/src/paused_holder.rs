@@ -6,10 +6,14 @@
 //! its write: it has taken its token while it held the lock, and does not ask the guard again.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockset::fence::{FenceError, FencingToken, FileFence, PostgresFence, RedisFence, SqliteFence};
+use lockset::fence::{
+    FenceError, FencingToken, FileFence, ObjectFence, PostgresFence, RedisFence, SqliteFence,
+};
 use lockset::{Mode, Token};
+use object_store::ObjectStoreExt as _;
 use redis::AsyncCommands;
 use rusqlite::{Connection, TransactionBehavior};
 use serde::{Deserialize, Serialize};
@@ -17,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::process::Process;
 use crate::stage::{
     ClusterStage, EtcdStage, LocalStage, PostgresServer, RedisServer, RedisStage, RedlockStage,
-    SentinelStage, Stage, ZooKeeperStage,
+    S3Server, SentinelStage, Stage, ZooKeeperStage,
 };
 use crate::steps::within;
 
@@ -49,6 +53,8 @@ pub enum Place {
     Redis(String),
     /// A database of a PostgreSQL server, by its URL.
     Postgres(String),
+    /// The bucket of an S3 server, by its URL.
+    S3(String),
 }
 
 /// The outcome of a write.
@@ -75,6 +81,7 @@ impl Register {
             Place::Folder(folder) => self.write_file(folder, token, value),
             Place::Redis(url) => self.write_redis(url, token, value).await,
             Place::Postgres(url) => self.write_postgres(url, token, value).await,
+            Place::S3(url) => self.write_s3(url, token, value).await,
         };
         match written {
             Ok(()) => Ok(Verdict::Written),
@@ -101,6 +108,13 @@ impl Register {
             Place::Postgres(url) => {
                 let sql = "SELECT value FROM registers WHERE name = $1";
                 Ok(postgres(url).await?.query_one(sql, &[name]).await?.get(0))
+            }
+            Place::S3(url) => {
+                let object = S3Server::store_at(url).get(&name.as_str().into()).await?;
+                let text = String::from_utf8(object.bytes().await?.to_vec())?;
+                // The first line of a guarded object contains the marks.
+                let content = text.split_once('\n').filter(|_| self.fenced);
+                Ok(content.map_or(text.as_str(), |(_, content)| content).to_owned())
             }
         }
     }
@@ -156,6 +170,18 @@ impl Register {
         write.execute(sql, &[&self.name, &value]).await?;
         Ok(write.commit().await?)
     }
+
+    async fn write_s3(&self, url: &str, token: &FencingToken, value: &str) -> Result<(), Failed> {
+        let (store, path) = (Arc::new(S3Server::store_at(url)), self.name.as_str().into());
+        let value = value.to_owned();
+        match self.fenced {
+            true => {
+                let fence = ObjectFence::new(store).await?;
+                Ok(fence.put(&path, token.lock(), token, value).await?)
+            }
+            false => Ok(store.put(&path, value.into()).await.map(|_| ())?),
+        }
+    }
 }
 
 async fn redis(url: &str) -> Result<redis::aio::MultiplexedConnection, Failed> {
@@ -169,7 +195,7 @@ async fn postgres(url: &str) -> Result<tokio_postgres::Client, Failed> {
 }
 
 /// The stores, by name.
-pub const STORES: &[&str] = &["sqlite", "file", "redis", "postgres"];
+pub const STORES: &[&str] = &["sqlite", "file", "redis", "postgres", "s3"];
 
 /// The stores that were asked for, each started once and empty.
 #[derive(Debug)]
@@ -177,6 +203,7 @@ pub struct Stores {
     folder: tempfile::TempDir,
     redis: Option<RedisServer>,
     postgres: Option<PostgresServer>,
+    s3: Option<S3Server>,
 }
 
 impl Stores {
@@ -190,7 +217,8 @@ impl Stores {
         if let Some(postgres) = &postgres {
             postgres.ask(TABLE);
         }
-        Self { folder, redis, postgres }
+        let s3 = names.contains(&"s3").then(S3Server::start);
+        Self { folder, redis, postgres, s3 }
     }
 
     /// A register in one of them.
@@ -198,13 +226,15 @@ impl Stores {
     /// # Panics
     /// If that store was not started.
     pub fn register(&self, store: &str, name: &str, fenced: bool) -> Register {
-        let place = match (store, &self.redis, &self.postgres) {
-            ("sqlite", _, _) => Place::Sqlite(self.folder.path().join("stock.db")),
-            ("file", _, _) => Place::Folder(self.folder.path().join("stock")),
-            ("redis", Some(server), _) => Place::Redis(server.url()),
-            ("postgres", _, Some(server)) => Place::Postgres(server.url()),
-            _ => panic!("the store {store} was not started"),
+        let place = match store {
+            "sqlite" => Some(Place::Sqlite(self.folder.path().join("stock.db"))),
+            "file" => Some(Place::Folder(self.folder.path().join("stock"))),
+            "redis" => self.redis.as_ref().map(|server| Place::Redis(server.url())),
+            "postgres" => self.postgres.as_ref().map(|server| Place::Postgres(server.url())),
+            "s3" => self.s3.as_ref().map(|server| Place::S3(server.url())),
+            _ => None,
         };
+        let place = place.unwrap_or_else(|| panic!("the store {store} was not started"));
         Register { place, name: name.to_owned(), fenced }
     }
 }

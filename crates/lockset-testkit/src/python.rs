@@ -54,7 +54,7 @@ impl Drop for PythonPeer {
 }
 
 /// The virtual environment is in the target folder, which also contains this test binary.
-fn interpreter() -> PathBuf {
+pub(crate) fn interpreter() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let folders = test.ancestors().map(|folder| folder.join("venv/bin/python"));
     let mut found = folders.filter(|python| python.is_file());

@@ -8,8 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::{Request, Response};
-use lockset::fence::{FenceClientLayer, FenceLayer, FencingToken, MemoryFence, TOKEN_HEADER};
+use lockset::fence::{
+    FenceClientLayer, FenceLayer, FenceStore, FencingToken, FileFence, MemoryFence,
+    PostgresFenceStore, RedisFenceStore, SqliteFenceStore, TOKEN_HEADER,
+};
 use lockset::{Lockset, Name, Token};
+use lockset_testkit::stage::{PostgresServer, RedisServer};
 use tower::{Layer, ServiceExt, service_fn};
 
 use self::server::{Answer, BrokenStore, Handler, Server, exchange, mark_of, request};
@@ -55,6 +59,26 @@ async fn a_stale_token_is_a_conflict() {
     assert_eq!(problem["token"], "9007199254740993");
     assert_eq!(problem["seen"], greatest.to_string());
     assert_eq!(handler.begun(), [8, 8, 9_007_199_254_740_993, greatest]);
+}
+
+#[tokio::test]
+async fn the_marks_can_be_in_any_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let (redis, postgres) = (RedisServer::start(), PostgresServer::start());
+    let stores: [Arc<dyn FenceStore>; 4] = [
+        Arc::new(FileFence::open(folder.path().join("marks")).unwrap()),
+        Arc::new(SqliteFenceStore::open(folder.path().join("marks.db")).unwrap()),
+        Arc::new(RedisFenceStore::connect(&redis.url()).await.unwrap()),
+        Arc::new(PostgresFenceStore::connect(&postgres.url()).await.unwrap()),
+    ];
+    for store in stores {
+        // The service is started twice: the marks are not in it.
+        for (token, status) in [(8, 200), (7, 409)] {
+            let (layer, handler) = (FenceLayer::new(store.clone(), "stock"), Handler::open());
+            let server = Server::start(layer.unwrap().lock(LOCK).unwrap(), &handler).await;
+            assert_eq!(write(&server, token).await.status, status, "{store:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -424,6 +424,7 @@ fn a_row_trigger_checks_the_columns_of_the_row() {
         ("UPDATE invoices SET total = 0, t = 7", "LF001"),
         ("UPDATE invoices SET total = 0", "LF003"),
         ("UPDATE invoices SET total = 0, t = 9, l = NULL", "LF003"),
+        ("UPDATE invoices SET total = 0, t = 9, l = 'other'", "LF004"),
         ("UPDATE invoices SET total = 0, t = 0", "LF002"),
         ("UPDATE invoices SET total = 0, t = -8", "LF002"),
         ("UPDATE invoices SET total = 0, t = 8.5", "LF002"),
@@ -437,6 +438,10 @@ fn a_row_trigger_checks_the_columns_of_the_row() {
     for (statement, code) in rejected {
         assert_fails(&server, "postgres", statement, code);
     }
+    let truncate = "CREATE TRIGGER fence_truncate BEFORE TRUNCATE ON invoices
+        FOR EACH STATEMENT EXECUTE FUNCTION lockset_fence.check_session('invoices', 'orders')";
+    server.ask(truncate);
+    assert_fails(&server, "postgres", "TRUNCATE invoices", "LF003");
     let upsert = "INSERT INTO invoices VALUES (1, 11, 'orders', 9)
         ON CONFLICT (id) DO UPDATE SET total = excluded.total, t = 9";
     server.ask(upsert);

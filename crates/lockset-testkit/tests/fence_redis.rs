@@ -11,6 +11,7 @@ use lockset::{Name, Token};
 use lockset_testkit::fence_laws::FencedRegister;
 use lockset_testkit::fence_suite;
 use lockset_testkit::stage::{RedisCluster, RedisServer};
+use lockset_testkit::steps::until;
 use redis::aio::MultiplexedConnection;
 
 const DURABLE: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
@@ -64,6 +65,8 @@ impl FencedRegister for Keys {
 
     async fn restart(&self) {
         self.server.restart();
+        // It accepts connections before it has read its data, and rejects commands meanwhile.
+        until("the data is loaded", || self.server.ask(&["PING"]) == "PONG");
         *self.connection.lock().await = connect(&self.server).await;
     }
 

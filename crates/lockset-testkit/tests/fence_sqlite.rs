@@ -282,16 +282,21 @@ fn triggers_reject_writes_of_the_sqlite_shell() {
         "UPDATE stock SET count = 5, fence_token = 8 WHERE item = 'apple'",
         "UPDATE stock SET count = 6, fence_token = 8",
         "INSERT INTO stock (item, count, fence_token) VALUES ('fig', 3, 9)",
+        // It inserts nothing, but raises the mark: `OR IGNORE` must not skip that.
+        "INSERT OR IGNORE INTO stock (item, count, fence_token) VALUES ('fig', 4, 10)",
     ];
     for statement in accepted {
         let output = sqlite3(&path, statement);
         assert!(output.status.success(), "{statement}: {output:?}");
     }
     let rejected = [
-        ("UPDATE stock SET count = 0, fence_token = 8", "stale"),
+        ("UPDATE stock SET count = 0, fence_token = 9", "stale"),
+        ("UPDATE OR IGNORE stock SET count = 0, fence_token = 9", "stale"),
+        ("INSERT OR IGNORE INTO stock (item, count, fence_token) VALUES ('kiwi', 3, 9)", "stale"),
         ("INSERT INTO stock (item, count, fence_token) VALUES ('kiwi', 3, 1)", "stale"),
         ("INSERT OR REPLACE INTO stock (item, count, fence_token) VALUES ('fig', 0, 8)", "stale"),
         ("UPDATE stock SET count = 0", "no token"),
+        ("UPDATE OR IGNORE stock SET count = 0", "no token"),
         ("UPDATE stock SET count = 0, fence_token = NULL", "no token"),
         ("INSERT INTO stock (item, count) VALUES ('kiwi', 3)", "no token"),
         ("UPDATE stock SET count = 0, fence_token = 0", "not valid"),
@@ -308,7 +313,7 @@ fn triggers_reject_writes_of_the_sqlite_shell() {
     let rows =
         sqlite3(&path, "SELECT * FROM stock ORDER BY item; SELECT * FROM lockset_fence_marks");
     let rows = String::from_utf8(rows.stdout).unwrap();
-    assert_eq!(rows, "apple|6|\nfig|3|\npear|6|\nstock|orders|9\n");
+    assert_eq!(rows, "apple|6|\nfig|3|\npear|6|\nstock|orders|10\n");
 }
 
 #[test]

@@ -453,3 +453,50 @@ async fn a_cancelled_downgrade_can_be_repeated_renewed_and_released() {
         drop(ours);
     }
 }
+
+/// The writer has not noticed the break yet. The reader's node takes the break and the note along.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_downgrade_keeps_the_break_and_the_note_that_it_overtakes() {
+    let (chroot, _) = chroot();
+    let (ours, theirs) = (client(&chroot.url(), TTL).await, client(&chroot.url(), TTL).await);
+    let guard = ours.rwlock("book").unwrap().write().await.unwrap();
+    guard.set_note("page 7").await.unwrap();
+    theirs.force_release("book", Break::WhenLeaseEnds).await.unwrap();
+    guard.downgrade().await.unwrap();
+    let state = theirs.inspect("book").await.unwrap();
+    let [holder] = &state.holders[..] else { panic!("{state:?}") };
+    assert_eq!((holder.revoked, &*holder.note.text), (true, "page 7"));
+    await_guard_state(BY_RENEWAL, &guard, State::Uncertain).await;
+}
+
+/// Wherever an attach is cancelled: the ticket is still good, or its lock passes on at once and not
+/// when the session of the ticket ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_attach_leaves_the_ticket_or_a_free_lock() {
+    let (chroot, _) = chroot();
+    let (ours, theirs) = (client(&chroot.url(), TTL).await, client(&chroot.url(), TTL).await);
+    let options = LockOptions::default().ttl(2 * LONG).detachable();
+    let mutex = ours.mutex("handed").unwrap().with(options);
+    for polls in 1.. {
+        let guard = within(LONG, "the lock of the last ticket passes on", mutex.lock()).await;
+        let ticket = guard.unwrap().detach().await.unwrap();
+        let mut attaching = Box::pin(theirs.attach(&ticket));
+        let mut polled = 0;
+        let counted = std::future::poll_fn(|context| {
+            polled += 1;
+            match attaching.as_mut().poll(context) {
+                std::task::Poll::Pending if polled == polls => std::task::Poll::Ready(None),
+                poll => poll.map(Some),
+            }
+        });
+        if let Some(attached) = counted.await {
+            attached.unwrap().release().await.unwrap();
+            assert!(polls > 3, "it was cancelled {polls} times only");
+            break;
+        }
+        drop(attaching);
+        if let Ok(guard) = ours.attach(&ticket).await {
+            guard.release().await.unwrap();
+        }
+    }
+}

@@ -1,11 +1,12 @@
 //! From a primitive to the engine: gate, deadline, span, and the duty to leave nothing behind.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::poll;
 use tracing::Instrument;
 
 use crate::client::{Client, WithdrawOnDrop};
@@ -17,6 +18,7 @@ use crate::guard::Guard;
 use crate::hold::{ClientGate, GatePass, Hold, HoldHandle, State};
 use crate::name::Name;
 use crate::options::{LockOptions, ResolvedOptions};
+use crate::sync::on_first_wait;
 use crate::telemetry::Outcome;
 
 /// The pause before a claim that the engine forgot is replaced by a fresh one.
@@ -124,19 +126,13 @@ pub(crate) async fn acquire(request: &LockRequest, wait: Wait) -> Result<Option<
         mode = %claim.mode,
         note = %claim.note.text,
     );
-    let mut admitting = std::pin::pin!(admit(request, &options, claim, wait).instrument(span));
-    let mut admitted = match poll!(admitting.as_mut()) {
-        Poll::Ready(admitted) => {
-            client.telemetry.answered_at_once(&request.name, outcome(&admitted));
-            admitted
-        }
-        Poll::Pending => {
-            let waiting = client.telemetry.waiting(&client.clock, &request.name);
-            let admitted = admitting.await;
-            waiting.ended(outcome(&admitted));
-            admitted
-        }
-    };
+    let admitting = admit(request, &options, claim, wait).instrument(span);
+    let begin_wait = || client.telemetry.waiting(&client.clock, &request.name);
+    let (mut admitted, waited) = on_first_wait(admitting, begin_wait).await;
+    match waited {
+        None => client.telemetry.answered_at_once(&request.name, outcome(&admitted)),
+        Some(waited) => waited.ended(outcome(&admitted)),
+    }
     // A lock that was granted while the client closed is not handed out.
     if let Err(closed) = client.check_usable() {
         admitted = Err(closed);
@@ -243,6 +239,26 @@ enum Admitted {
     Forgotten(Error),
 }
 
+/// Why an acquisition does not wait for its engine any longer: the client closed, or the engine is
+/// silent.
+async fn interruption(request: &LockRequest, wait: Wait) -> Error {
+    let client = &request.client;
+    let started = client.clock.now();
+    let silent_at = match wait {
+        Wait::Until(deadline) => deadline.max(started) + SILENCE_TIMEOUT,
+        Wait::No | Wait::Forever => Moment::NEVER,
+    };
+    tokio::select! {
+        biased;
+        () = client.closed() => Error::Closed,
+        () = client.clock.sleep_until(silent_at) => {
+            let waited = client.clock.now().saturating_duration_since(started);
+            let name = &request.name;
+            client.no_reply(&format!("no answer about `{name}` within {waited:.1?}"))
+        }
+    }
+}
+
 /// Sends the claim to the engine, and withdraws it unless the outcome is clear. The pass is taken
 /// by a grant.
 async fn send(
@@ -258,29 +274,18 @@ async fn send(
     let mut in_flight = Some(client.start()?);
     let granted = {
         let mut granting = client.engine.acquire(&claim, wait);
-        // An engine that answers immediately saves tracking the claim.
-        match poll!(&mut granting) {
-            Poll::Ready(granted) => granted,
-            Poll::Pending => {
-                let _tracked = client.track(&claim);
-                in_flight = None;
-                let started = client.clock.now();
-                let silent_at = match wait {
-                    Wait::Until(deadline) => deadline.max(started) + SILENCE_TIMEOUT,
-                    Wait::No | Wait::Forever => Moment::NEVER,
-                };
-                tokio::select! {
-                    biased;
-                    granted = granting => granted,
-                    () = client.closed() => return Err(Error::Closed),
-                    () = client.clock.sleep_until(silent_at) => {
-                        let waited = client.clock.now().saturating_duration_since(started);
-                        let name = &request.name;
-                        Err(client.no_reply(&format!("no answer about `{name}` within {waited:.1?}")))
-                    }
-                }
+        let mut interrupted = pin!(interruption(request, wait));
+        let mut tracked = None;
+        poll_fn(|context| {
+            if let Poll::Ready(granted) = granting.as_mut().poll(context) {
+                return Poll::Ready(granted);
             }
-        }
+            // An engine that answers immediately saves tracking the claim.
+            tracked.get_or_insert_with(|| client.track(&claim));
+            in_flight = None;
+            interrupted.as_mut().poll(context).map(Err)
+        })
+        .await
     };
     let _until_held = in_flight;
     match granted {

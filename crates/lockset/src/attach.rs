@@ -24,21 +24,21 @@ pub(crate) async fn attach(client: &Arc<Client>, ticket: &Ticket) -> Result<Guar
     let undo = WithdrawOnDrop::new(client, &claim);
     let detached = ticket.grant();
     let adopt = || client.engine.adopt(&ticket.claim, &detached, &claim);
-    let adopted = client.retry(claim.ttl, adopt).await;
+    let adopted = client.retry_held(claim.ttl, adopt).await;
     let grant = explain_loss(client, ticket, adopted, claim.id).await?;
     let renew = || async {
         let reply = client.engine.renew(&[(&claim, &grant)]).await.pop();
         reply.unwrap_or(Ok(Renewal::Lost(LossReason::Forgotten)))
     };
     let renewed = match claim.fixed {
-        false => Some(client.retry(claim.ttl, renew).await),
+        false => Some(client.retry_held(claim.ttl, renew).await),
         true => None,
     };
     // A lock that an operator wants back is held until its lease ends, and can be released.
     let is_last = matches!(renewed, Some(Ok(Renewal::LastLease)));
     let grant = match renewed {
         Some(Ok(Renewal::LastLease)) | None => {
-            client.retry(claim.ttl, || client.lease_of(&claim, &grant)).await
+            client.retry_held(claim.ttl, || client.lease_of(&claim, &grant)).await
         }
         Some(renewed) => renewed.and_then(|renewal| renewal.into_inner(&claim.name)),
     };
@@ -74,7 +74,7 @@ pub(crate) async fn renew(client: &Arc<Client>, ticket: &Ticket) -> Result<Lease
         let reply = client.engine.renew(&[(&ticket.claim, &grant)]).await.pop();
         reply.unwrap_or(Ok(Renewal::Lost(LossReason::Forgotten)))?.into_inner(ticket.name())
     };
-    let renewed = client.retry(ticket.claim.ttl, request).await;
+    let renewed = client.retry_held(ticket.claim.ttl, request).await;
     let renewed = explain_loss(client, ticket, renewed, ticket.claim.id).await?;
     let valid_for = renewed.valid_until.saturating_duration_since(client.clock.now());
     Ok(Lease { token: client.settings.shown(grant.token), valid_for })

@@ -6,15 +6,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::{Change, SharedCell};
-use crate::client::{Client, InFlight};
+use crate::client::{CLEANUP_BACKOFF, Client, InFlight};
 use crate::engine::ClaimId;
 use crate::error::{Error, Result};
 use crate::latch::Latch;
 use crate::name::Name;
 use crate::report::report;
 
-/// The pauses, in ms, between attempts to leave a barrier whose engine does not reply.
-const LEAVE_AGAIN: [u64; 8] = [20, 100, 500, 1_000, 2_000, 5_000, 10_000, 10_000];
+/// How long a party tries to leave a barrier whose engine does not reply.
+const LEAVE_FOR: Duration = Duration::from_secs(60);
 
 /// A place where `parties` wait for each other, again and again. Made by
 /// [`Lockset::barrier`](crate::Lockset::barrier).
@@ -149,22 +149,15 @@ impl Barrier {
     }
 
     async fn leave_until_done(self, id: ClaimId) {
-        for pause in LEAVE_AGAIN.map(Duration::from_millis) {
-            match self.leave(id).await {
-                Err(error) if error.is_retryable() => tokio::time::sleep(pause).await,
-                Ok(()) => return,
-                Err(error) => {
-                    report!(
-                        warn,
-                        name = self.cell.name,
-                        error = error,
-                        "a party could not leave its barrier"
-                    );
-                    return;
-                }
+        let (give_up, mut backoff) = (self.cell.now() + LEAVE_FOR, CLEANUP_BACKOFF);
+        while let Err(error) = self.leave(id).await {
+            if !error.is_retryable() || self.cell.now() >= give_up {
+                let name = &self.cell.name;
+                report!(warn, name = name, error = error, "a party could not leave its barrier");
+                return;
             }
+            backoff.pause().await;
         }
-        report!(warn, name = self.cell.name, "a party could not leave its barrier: no reply");
     }
 
     fn agreed(&self, found: Option<Round>) -> Result<Round> {

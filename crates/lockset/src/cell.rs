@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::client::{Client, InFlight};
+use crate::client::{Client, InFlight, REQUEST_BACKOFF};
 use crate::clock::Moment;
 use crate::engine::{Cell, Scope, Swap};
 use crate::error::{Error, Result};
@@ -22,8 +22,6 @@ use crate::report::report;
 const MOST_TRIES: usize = 10_000;
 /// How long a change without a reply is repeated.
 const CHANGE_FOR: Duration = Duration::from_secs(5);
-/// The pauses between requests without a reply.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 /// A cell with content of type `T`.
 #[derive(Clone, Debug)]
@@ -76,12 +74,13 @@ impl SharedCell {
     where
         T: Serialize + DeserializeOwned,
     {
-        let mut patience = Patience::new(&self.client);
+        let (give_up, mut backoff) = (self.client.clock.now() + CHANGE_FOR, REQUEST_BACKOFF);
         loop {
-            match self.change_once(&mut change).await {
-                // Whether it was done is seen when it is tried again.
-                Err(error) if error.is_retryable() => patience.pause_after(error).await?,
-                changed => return changed,
+            let changed = self.change_once(&mut change).await;
+            // Whether it was done is seen when it is tried again.
+            let is_unclear = changed.as_ref().is_err_and(Error::is_retryable);
+            if !is_unclear || !backoff.pause_before(&self.client.clock, give_up).await {
+                return changed;
             }
         }
     }
@@ -113,13 +112,7 @@ impl SharedCell {
     /// Removes the cell.
     pub(crate) async fn remove(&self) -> Result<()> {
         self.client.check_usable()?;
-        let mut patience = Patience::new(&self.client);
-        loop {
-            match self.remove_once().await {
-                Err(error) if error.is_retryable() => patience.pause_after(error).await?,
-                removed => return removed,
-            }
-        }
+        self.client.retry(CHANGE_FOR, || self.remove_once()).await
     }
 
     async fn remove_once(&self) -> Result<()> {
@@ -141,7 +134,7 @@ impl SharedCell {
     ) -> Result<R> {
         self.client.check_usable()?;
         let scope = Scope::Name(self.name.clone());
-        let (mut states, mut pause) = (self.client.watch(scope.clone()), PAUSES.0);
+        let (mut states, mut backoff) = (self.client.watch(scope.clone()), REQUEST_BACKOFF);
         loop {
             let state = tokio::select! {
                 biased;
@@ -150,7 +143,7 @@ impl SharedCell {
             };
             match state {
                 Some(Ok(state)) => {
-                    pause = PAUSES.0;
+                    backoff.reset();
                     let content = self.content(&state.cell.unwrap_or_default())?;
                     if let Some(answer) = enough(content)? {
                         return Ok(answer);
@@ -162,12 +155,15 @@ impl SharedCell {
                     if let Some(Err(error)) = unclear {
                         report!(debug, name = self.name, error = error, "a watch begins again");
                     }
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(PAUSES.1);
+                    backoff.pause().await;
                     states = self.client.watch(scope.clone());
                 }
             }
         }
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.client.clock.now()
     }
 
     /// Does something in the background.
@@ -195,29 +191,5 @@ impl SharedCell {
 
     fn damaged(&self, error: &serde_json::Error) -> Error {
         self.conflict(format!("its cell holds something else ({error})"))
-    }
-}
-
-/// How long a request without a reply is repeated.
-struct Patience<'a> {
-    client: &'a Client,
-    give_up: Moment,
-    pause: Duration,
-}
-
-impl<'a> Patience<'a> {
-    fn new(client: &'a Client) -> Self {
-        Self { client, give_up: client.clock.now() + CHANGE_FOR, pause: PAUSES.0 }
-    }
-
-    /// Waits a little; fails with `error` when it has taken too long.
-    async fn pause_after(&mut self, error: Error) -> Result<()> {
-        let next = self.client.clock.now() + self.pause;
-        if next >= self.give_up {
-            return Err(error);
-        }
-        self.client.clock.sleep_until(next).await;
-        self.pause = (self.pause * 2).min(PAUSES.1);
-        Ok(())
     }
 }

@@ -22,15 +22,18 @@ use crate::token::Token;
 /// Timeout of a request that cleans up in the background.
 pub(crate) const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pauses between attempts to clean up: long ones, because no caller waits for it.
-const CLEANUP_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
+pub(crate) const CLEANUP_BACKOFF: Backoff =
+    Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
 /// Timeout of closing. What is not released by then is freed when its lease ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long closing waits for operations that end by themselves. Their futures may not be polled.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long closing waits for a slow subscriber or recorder.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
-/// The pause before a request without a reply is repeated, and how long it is repeated.
-const RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// Pauses before a request without a reply is repeated while its caller waits.
+pub(crate) const REQUEST_BACKOFF: Backoff =
+    Backoff::new(Duration::from_millis(10), Duration::from_millis(500));
+/// How long a request about a held lock is repeated.
 const RETRY_FOR: Duration = Duration::from_secs(3);
 
 /// One connection to one engine, and the keeper of its locks.
@@ -253,22 +256,27 @@ impl Client {
         TrackedClaim { client: self, id: claim.id }
     }
 
-    /// Repeats a request without a reply for three seconds or half a ttl. Only for requests that
-    /// change nothing when they are repeated.
-    pub(crate) async fn retry<T, F>(&self, ttl: Duration, request: impl Fn() -> F) -> Result<T>
+    /// Repeats a request about a held lock for three seconds or half a ttl.
+    pub(crate) async fn retry_held<T, F>(&self, ttl: Duration, request: impl Fn() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
-        let give_up = self.clock.now() + RETRY_FOR.min(ttl / 2);
+        self.retry(RETRY_FOR.min(ttl / 2), request).await
+    }
+
+    /// Repeats a request without a reply for this long. Only for requests that change nothing when
+    /// they are repeated.
+    pub(crate) async fn retry<T, F>(&self, limit: Duration, request: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let (give_up, mut backoff) = (self.clock.now() + limit, REQUEST_BACKOFF);
         loop {
-            let (next, error) = match request().await {
-                Err(error) if error.is_retryable() => (self.clock.now() + RETRY_PAUSE, error),
-                reply => return reply,
-            };
-            if next >= give_up {
-                return Err(error);
+            let reply = request().await;
+            let is_unclear = reply.as_ref().is_err_and(Error::is_retryable);
+            if !is_unclear || !backoff.pause_before(&self.clock, give_up).await {
+                return reply;
             }
-            self.clock.sleep_until(next).await;
         }
     }
 

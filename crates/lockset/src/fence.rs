@@ -51,6 +51,8 @@ mod object;
 mod postgres;
 #[cfg(feature = "fence-redis")]
 mod redis;
+#[cfg(any(feature = "fence-sqlite", feature = "fence-postgres"))]
+mod sql;
 #[cfg(feature = "fence-sqlite")]
 mod sqlite;
 

@@ -6,11 +6,10 @@
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::Poll;
 use std::time::Duration;
 
 use futures_core::future::BoxFuture;
-use futures_util::{FutureExt, poll};
+use futures_util::FutureExt;
 use tokio::sync::Notify;
 
 use crate::client::{CLEANUP_TIMEOUT, Client};
@@ -343,7 +342,7 @@ impl Hold {
     /// Asks the engine whether the lock is held, and renews its lease where that is allowed.
     pub(crate) async fn confirm(&self) -> Result<()> {
         // The keeper does not wait long for a reply; the user who asks may.
-        match self.client.retry(self.ttl, || self.check_lease()).await {
+        match self.client.retry_held(self.ttl, || self.check_lease()).await {
             Ok(LeaseReply::Confirmed(renewed)) => self.on_confirmed(renewed),
             Ok(LeaseReply::LastLease) => self.on_last_lease(),
             Ok(LeaseReply::Lost(reason)) => self.on_lost(reason),
@@ -494,17 +493,14 @@ async fn release(hold: Arc<Hold>) -> Result<()> {
     let next = pass.as_ref().and_then(Pass::next);
     let pending = PendingRelease { client: hold.client.clone(), claim, next, pass, replied: false };
     let next = pending.next.as_ref().map(|next| &*next.claim);
-    let released = {
-        let mut releasing = hold.client.engine.release(&pending.claim, &grant, next);
-        match poll!(&mut releasing) {
-            Poll::Ready(released) => released,
-            Poll::Pending => {
-                let _tracked = hold.client.track(&pending.claim);
-                in_flight = None;
-                releasing.await
-            }
-        }
+    let releasing = hold.client.engine.release(&pending.claim, &grant, next);
+    let begin_wait = || {
+        let tracked = hold.client.track(&pending.claim);
+        in_flight = None;
+        tracked
     };
+    let (released, tracked) = sync::on_first_wait(releasing, begin_wait).await;
+    drop(tracked);
     drop(in_flight);
     match released {
         Ok(next_grant) => {

@@ -67,8 +67,8 @@ impl From<&Mutex> for Lockable {
 /// Several locks, of one or of several clients, taken all or none.
 ///
 /// They are taken one after the other, sorted by home and name and without duplicates, so that two
-/// who want the same locks in different orders do not wait for each other. Homes are sorted by how
-/// they are written in the URL: let all processes write them the same way.
+/// callers that request the same locks in different orders do not wait for each other. Homes are
+/// sorted by how they are written in the URL: let all processes write them the same way.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -85,21 +85,23 @@ impl From<&Mutex> for Lockable {
 /// # Errors
 /// [`Error::Invalid`] if there is no lock, or one lock is asked for in two ways.
 pub fn all<L: Into<Lockable>>(locks: impl IntoIterator<Item = L>) -> Result<All> {
-    let mut wants: Vec<LockRequest> = locks.into_iter().map(|lock| lock.into().0).collect();
-    wants.sort_by(|a, b| place(a).cmp(&place(b)));
-    let clash = wants.windows(2).find(|w| place(&w[0]) == place(&w[1]) && w[0].mode != w[1].mode);
-    if let Some([request, _]) = clash {
+    let mut requests: Vec<LockRequest> = locks.into_iter().map(|lock| lock.into().0).collect();
+    requests.sort_by(|a, b| home_and_name(a).cmp(&home_and_name(b)));
+    let is_same_lock = |a: &LockRequest, b: &LockRequest| home_and_name(a) == home_and_name(b);
+    let mut pairs = requests.windows(2);
+    if let Some([request, _]) = pairs.find(|w| is_same_lock(&w[0], &w[1]) && w[0].mode != w[1].mode)
+    {
         let why = "it is asked for in two different ways";
         return Err(Error::invalid("set of locks", request.name.as_str(), why));
     }
-    wants.dedup_by(|a, b| place(a) == place(b));
-    match wants.is_empty() {
+    requests.dedup_by(|a, b| is_same_lock(a, b));
+    match requests.is_empty() {
         true => Err(Error::invalid("set of locks", "", "it is empty")),
-        false => Ok(All(wants)),
+        false => Ok(All(requests)),
     }
 }
 
-fn place(request: &LockRequest) -> (&str, &Name) {
+fn home_and_name(request: &LockRequest) -> (&str, &Name) {
     (&request.client.identity, &request.name)
 }
 
@@ -117,13 +119,13 @@ impl All {
     /// Cancel safe: dropped, none is held.
     pub async fn lock(&self) -> Result<Guards> {
         loop {
-            if let Some(guards) = self.take(|_| Wait::Forever).await? {
+            if let Some(guards) = self.acquire_all(|_| Wait::Forever).await? {
                 return Ok(guards);
             }
         }
     }
 
-    /// Takes all if all are free.
+    /// Acquires all if all are free.
     ///
     /// # Errors
     /// As [`Mutex::lock`]; none is held then.
@@ -131,7 +133,7 @@ impl All {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn try_lock(&self) -> Result<Option<Guards>> {
-        self.take(|_| Wait::No).await
+        self.acquire_all(|_| Wait::No).await
     }
 
     /// Waits at most this long for all of them together.
@@ -142,24 +144,24 @@ impl All {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn lock_within(&self, patience: Duration) -> Result<Guards> {
+    pub async fn lock_within(&self, limit: Duration) -> Result<Guards> {
         // Clients may have different clocks: each deadline is made on its own.
-        let deadlines: Vec<_> = self.0.iter().map(|w| w.client.clock.now() + patience).collect();
+        let deadlines: Vec<_> = self.0.iter().map(|w| w.client.clock.now() + limit).collect();
         let mut missing = self.0.len() - 1;
-        let taken = self
-            .take(|index| {
+        let acquired = self
+            .acquire_all(|index| {
                 missing = index;
                 Wait::Until(deadlines[index])
             })
             .await?;
-        match taken {
+        match acquired {
             Some(guards) => Ok(guards),
-            None => Err(timed_out(&self.0[missing], patience).await),
+            None => Err(timed_out(&self.0[missing], limit).await),
         }
     }
 
     /// All of them, or `None` if one was not granted in time.
-    async fn take(&self, mut wait: impl FnMut(usize) -> Wait) -> Result<Option<Guards>> {
+    async fn acquire_all(&self, mut wait: impl FnMut(usize) -> Wait) -> Result<Option<Guards>> {
         loop {
             let mut guards = Guards(Vec::with_capacity(self.0.len()));
             let mut missing = None;
@@ -254,7 +256,7 @@ impl Guards {
         })
     }
 
-    /// Gives all back.
+    /// Releases all.
     ///
     /// # Errors
     /// The first error, after all were tried; see [`Guard::release`].

@@ -384,12 +384,11 @@ impl Engine for Etcd {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
-        Admission::from_inner(self.core.acquire(claim, wait).await)
+        self.core.acquire(claim, wait).await
     }
 
     async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
-        let replies = self.core.renew(batch).await;
-        replies.into_iter().map(Renewal::from_inner).collect()
+        self.core.renew(batch).await
     }
 
     async fn amend(&self, claim: &Claim, grant: &Grant, to: Amend) -> Result<Grant> {

@@ -80,6 +80,7 @@ mod request;
 mod routing;
 mod scripts;
 mod slots;
+mod text;
 mod wait_replicas;
 mod waiters;
 mod watch;

@@ -11,14 +11,14 @@ use tokio_postgres::{Client, Config, GenericClient, NoTls, Transaction};
 
 use crate::error::Error;
 use crate::name::Name;
-use crate::token::Token;
 
+use super::sql::{check_version, token_of};
 use super::{FenceError, FenceMark, FenceStore, FencingToken};
 
 /// How errors name this store.
 const POSTGRES: &str = "PostgreSQL";
 /// The version of the tables.
-const VERSION: i32 = 1;
+const VERSION: i64 = 1;
 /// How long a [`PostgresFenceStore`] waits for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it waits for a request.
@@ -143,17 +143,7 @@ async fn create(db: &(impl GenericClient + Sync)) -> Result<(), FenceError> {
             version(db).await.map_err(failed)?
         }
     };
-    match found {
-        Some(VERSION) => Ok(()),
-        found => {
-            let found = found.map_or("none".to_owned(), |version| version.to_string());
-            let what = format!(
-                "the tables of the marks have version {found}, and this program knows version \
-                 {VERSION}; update the program"
-            );
-            Err(FenceError::store(POSTGRES, what))
-        }
-    }
+    check_version(POSTGRES, found.map(i64::from), VERSION)
 }
 
 async fn version(db: &(impl GenericClient + Sync)) -> Result<Option<i32>, tokio_postgres::Error> {
@@ -189,16 +179,11 @@ async fn raise(
     let rows = db.query_typed(SEEN, &names).await.map_err(failed)?;
     match rows.first() {
         Some(row) => {
-            let seen = mark_of(row.try_get(0).map_err(failed)?)?;
+            let seen = token_of(POSTGRES, row.try_get(0).map_err(failed)?)?;
             Err(FenceError::stale(resource, token, seen))
         }
         None => Err(FenceError::store(POSTGRES, "the mark was removed during the check")),
     }
-}
-
-fn mark_of(token: i64) -> Result<Token, FenceError> {
-    let value = u64::try_from(token);
-    value.map(Token::new).map_err(|_| FenceError::store(POSTGRES, format!("a mark is {token}")))
 }
 
 /// The text of `tokio_postgres::Error` does not contain its cause.
@@ -354,7 +339,7 @@ impl FenceStore for PostgresFenceStore {
             let marks = rows.iter().map(|row| {
                 let resource: String = row.try_get(0).map_err(failed)?;
                 let lock: String = row.try_get(1).map_err(failed)?;
-                let token = mark_of(row.try_get(2).map_err(failed)?)?;
+                let token = token_of(POSTGRES, row.try_get(2).map_err(failed)?)?;
                 Ok(FenceMark::new(resource.parse()?, lock.parse()?, token))
             });
             marks.collect()

@@ -135,8 +135,9 @@ $$;
 
 -- A trigger for tables whose writers put the token into a column of the row. Arguments: the
 -- resource, the column with the name of the lock, the column with the token. The token is stored
--- as NULL, so that an UPDATE without one is recognised. A DELETE has no new row: it needs
--- SET LOCAL lockset.token.
+-- as NULL, so that an UPDATE without one is recognised. The lock of a row cannot be changed: its
+-- holders would no longer be checked. A DELETE has no new row: it needs SET LOCAL lockset.token.
+-- TRUNCATE calls no row trigger: it needs a statement trigger with check_session.
 --   CREATE TRIGGER fence BEFORE INSERT OR UPDATE OR DELETE ON invoices
 --     FOR EACH ROW EXECUTE FUNCTION lockset_fence.check_row('invoices', 'lock', 'fence_token');
 CREATE OR REPLACE FUNCTION lockset_fence.check_row()
@@ -145,6 +146,7 @@ DECLARE
   fields jsonb := CASE TG_OP WHEN 'DELETE' THEN to_jsonb(OLD) ELSE to_jsonb(NEW) END;
   lock text;
   token text;
+  old_lock text;
 BEGIN
   IF TG_NARGS <> 3 OR NOT fields ?& ARRAY[TG_ARGV[1], TG_ARGV[2]] THEN
     RAISE EXCEPTION 'lockset: the trigger "%" needs a resource and two columns of "%"',
@@ -160,6 +162,14 @@ BEGIN
   IF token IS NULL OR lock IS NULL THEN
     RAISE EXCEPTION 'lockset: the write to "%" was rejected: no token was given', TG_ARGV[0]
       USING ERRCODE = 'LF003', HINT = format('Set the columns %I and %I.', TG_ARGV[1], TG_ARGV[2]);
+  END IF;
+  IF TG_OP = 'UPDATE' THEN
+    old_lock := to_jsonb(OLD) ->> TG_ARGV[1];
+    IF old_lock <> lock THEN
+      RAISE EXCEPTION
+        'lockset: the write to "%" was rejected: it is protected by the lock "%", and the token is one of "%"',
+        TG_ARGV[0], old_lock, lock USING ERRCODE = 'LF004';
+    END IF;
   END IF;
   IF token !~ '^[0-9]{1,19}$' OR token::numeric > 9223372036854775807 THEN
     RAISE EXCEPTION 'lockset: the token % is not valid', left(token, 40)

@@ -12,8 +12,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionB
 use crate::error::Error;
 use crate::name::Name;
 use crate::sync;
-use crate::token::Token;
 
+use super::sql::{check_version, token_of};
 use super::{FenceError, FenceMark, FenceStore, FencingToken};
 
 /// How errors name this store.
@@ -120,18 +120,7 @@ fn create(db: &Connection) -> Result<(), FenceError> {
             version(db).map_err(failed)?
         }
     };
-    match found {
-        Some(VERSION) => Ok(()),
-        found => Err(FenceError::store(SQLITE, wrong_version(found, VERSION))),
-    }
-}
-
-fn wrong_version(found: Option<i64>, known: i64) -> String {
-    let found = found.map_or("none".to_owned(), |version| version.to_string());
-    format!(
-        "the tables of the marks have version {found}, and this program knows version {known}; \
-         update the program"
-    )
+    check_version(SQLITE, found, VERSION)
 }
 
 fn raise(
@@ -158,12 +147,7 @@ fn raise(
     }
     let mut seen = db.prepare_cached(SEEN).map_err(failed)?;
     let seen: i64 = seen.query_row([resource_name, lock_name], |row| row.get(0)).map_err(failed)?;
-    Err(FenceError::stale(resource, token, mark_of(seen)?))
-}
-
-fn mark_of(token: i64) -> Result<Token, FenceError> {
-    let value = u64::try_from(token);
-    value.map(Token::new).map_err(|_| FenceError::store(SQLITE, format!("a mark is {token}")))
+    Err(FenceError::stale(resource, token, token_of(SQLITE, seen)?))
 }
 
 fn store_error(what: &str, error: rusqlite::Error) -> FenceError {
@@ -310,7 +294,7 @@ impl FenceStore for SqliteFenceStore {
             rows.map_err(failed)?
                 .map(|row| {
                     let (resource, lock, token) = row.map_err(failed)?;
-                    Ok(FenceMark::new(resource.parse()?, lock.parse()?, mark_of(token)?))
+                    Ok(FenceMark::new(resource.parse()?, lock.parse()?, token_of(SQLITE, token)?))
                 })
                 .collect()
         })

@@ -11,13 +11,13 @@ use super::request_error::{EtcdErrorKind, EtcdResult, unreachable_error};
 use super::rpc::{KeyValue, RequestOp, TxnRequest, TxnResponse};
 use super::txn::{
     create_revision_is, get, kvs, newest, put, range_is_empty, range_unchanged_since, revision_of,
-    unconditional,
+    serializable, unconditional,
 };
 use super::{EtcdCore, MAX_ATTEMPTS, unsupported};
 use crate::clock::Moment;
 use crate::engine::common::admission::{Tally, check_permits, clash};
 use crate::engine::common::backoff::RETRY;
-use crate::engine::{Claim, ClaimId, Grant, Mode, Wait, drift};
+use crate::engine::{Admission, Claim, ClaimId, Grant, Mode, Wait, drift};
 use crate::error::{Error, Result};
 use crate::report::report;
 
@@ -47,6 +47,15 @@ enum CreateKeyOutcome {
     Withdrawn,
 }
 
+/// How the wait of a claim in the queue ended.
+enum WaitOutcome {
+    /// It was seen to be admitted. The lease was known before to be valid until this moment.
+    Admitted(Moment),
+    NotInTime,
+    /// Its key is gone.
+    Forgotten,
+}
+
 /// One call that waits for a claim's grant. While it exists, the claim does not lapse.
 struct EtcdAcquireCall<'a> {
     core: &'a EtcdCore,
@@ -64,7 +73,7 @@ impl Drop for EtcdAcquireCall<'_> {
 }
 
 impl EtcdCore {
-    pub(super) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
+    pub(super) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Admission> {
         if claim.floor.is_some() {
             return Err(unsupported("a floor: its tokens are revisions of the store"));
         }
@@ -102,8 +111,10 @@ impl EtcdCore {
             | CreateKeyOutcome::Created(revision, EtcdAdmission::Inconclusive) => {
                 Box::pin(self.wait_for_grant(claim, &call, revision, None, wait)).await
             }
-            CreateKeyOutcome::Busy => self.forget_rejected(claim).await.map(|()| None),
-            CreateKeyOutcome::Withdrawn => Err(Error::NotHeld { name: claim.name.clone() }),
+            CreateKeyOutcome::Busy => {
+                self.forget_rejected(claim).await.map(|()| Admission::NotInTime)
+            }
+            CreateKeyOutcome::Withdrawn => Ok(Admission::Forgotten),
         }
     }
 
@@ -378,30 +389,31 @@ impl EtcdCore {
         revision: i64,
         blocked_by: Option<KeyRange>,
         wait: Wait,
-    ) -> Result<Option<Grant>> {
+    ) -> Result<Admission> {
         let waiting = self.wait_until_admitted(claim, call, revision, blocked_by, wait);
-        let admitted = tokio::select! {
+        let outcome = tokio::select! {
             biased;
-            admitted = waiting => admitted,
+            outcome = waiting => outcome?,
             // The key went with its lease.
-            () = call.lease.wait_until_gone() => Err(Error::NotHeld { name: claim.name.clone() }),
-            () = self.clock.sleep_until(wait.deadline()), if wait != Wait::No => Ok(None),
+            () = call.lease.wait_until_gone() => WaitOutcome::Forgotten,
+            () = self.clock.sleep_until(wait.deadline()), if wait != Wait::No => {
+                WaitOutcome::NotInTime
+            }
         };
-        match admitted {
+        match outcome {
             // A lease that is never renewed begins with the grant.
-            Ok(Some(_)) if claim.fixed => {
+            WaitOutcome::Admitted(_) if claim.fixed => {
                 self.confirm_grant(claim, call, revision, Moment::from_nanos(0)).await
             }
-            Ok(Some(lease_valid_until)) => {
+            WaitOutcome::Admitted(lease_valid_until) => {
                 self.confirm_grant(claim, call, revision, lease_valid_until).await
             }
-            Ok(None) => self.withdraw(claim).await.map(|()| None),
-            Err(error) => Err(error),
+            WaitOutcome::NotInTime => self.withdraw(claim).await.map(|()| Admission::NotInTime),
+            WaitOutcome::Forgotten => Ok(Admission::Forgotten),
         }
     }
 
-    /// Returns until when the lease was known to be valid before the claim was seen to be admitted;
-    /// `None` if the claim is blocked and does not wait.
+    /// Waits until the claim is admitted, gone, or blocked if it does not wait.
     async fn wait_until_admitted(
         &self,
         claim: &Claim,
@@ -409,7 +421,7 @@ impl EtcdCore {
         revision: i64,
         mut blocked_by: Option<KeyRange>,
         wait: Wait,
-    ) -> Result<Option<Moment>> {
+    ) -> Result<WaitOutcome> {
         let mut backoff = RETRY;
         let mut subscription = None;
         loop {
@@ -417,11 +429,12 @@ impl EtcdCore {
             if let Some(keys) = blocked_by.take() {
                 subscription = Some(self.watcher.subscribe(keys));
             }
-            if let Some(subscription) = &mut subscription {
-                subscription.wait_for_change().await?;
-            }
+            let was_deleted = match &mut subscription {
+                Some(subscription) => subscription.wait_for_change().await?,
+                None => false,
+            };
             let lease_valid_until = call.lease.valid_until();
-            let admission = match self.read_admission(claim, call, revision).await {
+            let admission = match self.read_admission(claim, call, revision, was_deleted).await {
                 Ok(admission) => admission,
                 Err(error) if error.kind == EtcdErrorKind::Unavailable && wait != Wait::No => {
                     report!(debug, error = Error::from(error), "a waiter could not read the queue");
@@ -436,11 +449,13 @@ impl EtcdCore {
             match admission {
                 None => {
                     self.forget(claim.id).inspect(|entry| self.revoke_own_lease(entry));
-                    return Err(Error::NotHeld { name: claim.name.clone() });
+                    return Ok(WaitOutcome::Forgotten);
                 }
-                Some(EtcdAdmission::Admitted) => return Ok(Some(lease_valid_until)),
+                Some(EtcdAdmission::Admitted) => {
+                    return Ok(WaitOutcome::Admitted(lease_valid_until));
+                }
                 Some(EtcdAdmission::Inconclusive) => {}
-                Some(_) if wait == Wait::No => return Ok(None),
+                Some(_) if wait == Wait::No => return Ok(WaitOutcome::NotInTime),
                 Some(EtcdAdmission::Blocked(keys)) => {
                     if subscription.as_ref().is_none_or(|current| *current.keys() != keys) {
                         blocked_by = Some(keys);
@@ -461,12 +476,26 @@ impl EtcdCore {
     }
 
     /// Reads whether the claim is admitted; `None` if its key is gone.
+    ///
+    /// After the event of a delete (`was_deleted`), the server that sent it is first asked for its
+    /// own state, without a round of consensus. If that state admits the claim, it is proof: no
+    /// claim ever gets in before this one, so a state without those before it, and with the
+    /// claim's key, is at least as new as the last of their deletes. Any other reply may be old.
     async fn read_admission(
         &self,
         claim: &Claim,
         call: &EtcdAcquireCall<'_>,
         revision: i64,
+        was_deleted: bool,
     ) -> EtcdResult<Option<EtcdAdmission>> {
+        if was_deleted {
+            let read = serializable(self.queue_read_txn(claim, &call.key, revision, false));
+            let reply = self.connection.txn_once(read, REQUEST_TIMEOUT).await?;
+            let admission = self.admission_in(claim, &reply, revision, false);
+            if matches!(admission, Some(EtcdAdmission::Admitted)) {
+                return Ok(admission);
+            }
+        }
         for all in [false, true] {
             let read = self.queue_read_txn(claim, &call.key, revision, all);
             let reply = self.connection.txn_once(read, REQUEST_TIMEOUT).await?;
@@ -503,7 +532,7 @@ impl EtcdCore {
         call: &EtcdAcquireCall<'_>,
         revision: i64,
         mut lease_valid_until: Moment,
-    ) -> Result<Option<Grant>> {
+    ) -> Result<Admission> {
         let lease = &call.lease;
         let token = token_from_revision(revision)?;
         if lease_valid_until <= self.clock.now() + lease.ttl / 2 {
@@ -513,15 +542,16 @@ impl EtcdCore {
             let reply = replies.first();
             let admission = reply.and_then(|reply| self.admission_in(claim, reply, revision, true));
             if !matches!(admission, Some(EtcdAdmission::Admitted)) {
-                return Err(Error::NotHeld { name: claim.name.clone() });
+                return Ok(Admission::Forgotten);
             }
             lease_valid_until = until;
         }
         if !self.ledger().set_held(claim.id, token, lease_valid_until + drift(lease.ttl)) {
-            return Err(Error::NotHeld { name: claim.name.clone() });
+            return Ok(Admission::Forgotten);
         }
         self.run_maintenance_by(lease_valid_until);
-        Ok(Some(Grant { token, valid_until: lease_valid_until, key: call.key.clone() }))
+        let grant = Grant { token, valid_until: lease_valid_until, key: call.key.clone() };
+        Ok(Admission::Granted(grant))
     }
 }
 

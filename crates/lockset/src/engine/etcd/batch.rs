@@ -48,7 +48,7 @@ impl TxnBatcher {
         let behind = match Batcher::enter(self, &request) {
             Entered::Alone(turn) => {
                 let result = self.connection.txn_once(request.1, REQUEST_TIMEOUT).await;
-                return result.inspect_err(|error| turn.heed(error));
+                return result.inspect_err(|error| turn.on_failure(error));
             }
             Entered::Behind(behind) => behind,
         };

@@ -16,6 +16,10 @@ use crate::token::Token;
 /// `REQUEST_TIMEOUT` (2 s); this must be longer.
 const REMOVAL_INTERVAL: Duration = Duration::from_millis(2500);
 
+/// How long after the end of its own lease a claim is withdrawn by its caller; longer than
+/// `CLEANUP_TIMEOUT` of the client and one attempt.
+const OWN_REMOVAL_MARGIN: Duration = Duration::from_secs(15);
+
 /// Maximum reusable keys per name, and maximum names with reusable keys.
 const MAX_KEYS_PER_NAME: usize = 4;
 const MAX_NAMES: usize = 4096;
@@ -190,11 +194,16 @@ impl ClaimLedger {
     }
 
     /// Withdraws a claim: no request is sent for it any more. The caller removes its key, and
-    /// withdraws it again if that fails.
+    /// withdraws it again if that fails. It gives up when the claim's own lease is long over: then
+    /// maintenance ends the removal.
     pub(super) fn withdraw(&mut self, id: ClaimId, now: Moment) -> Option<LedgerEntry> {
         self.withdrawn.insert(id, now);
         if let Some(entry) = self.entries.remove(&id) {
-            self.removals.insert(id, LedgerEntry { lapses_at: Moment::NEVER, ..entry });
+            let lapses_at = match entry.lease.is_shared {
+                true => Moment::NEVER,
+                false => now + entry.lease.ttl + OWN_REMOVAL_MARGIN,
+            };
+            self.removals.insert(id, LedgerEntry { lapses_at, ..entry });
         }
         self.removals.get(&id).cloned()
     }
@@ -305,5 +314,22 @@ mod tests {
         ledger.finish_removal(claim.id);
         ledger.insert(&claim, &lease, &layout, at(105));
         assert_eq!(ledger.mark_create_sent(claim.id), None, "a late request of it is not sent");
+    }
+
+    #[test]
+    fn a_withdrawal_that_its_caller_gave_up_is_not_kept_for_ever() {
+        let at = |secs: u64| Moment::from_nanos(secs * 1_000_000_000);
+        let (ttl, layout) = (Duration::from_secs(3), EtcdLayout::new("p", false));
+        for is_shared in [false, true] {
+            let claim = Claim { detachable: !is_shared, ..Claim::plain("given-up", ttl) };
+            let mut ledger = ClaimLedger::default();
+            ledger.insert(&claim, &EtcdLease::new(1, ttl, is_shared, at(100)), &layout, at(100));
+            assert!(ledger.withdraw(claim.id, at(101)).is_some());
+            let soon = ledger.take_due_removals(at(110));
+            assert!(soon.removals.is_empty(), "its caller still withdraws it");
+            let later = ledger.take_due_removals(at(120));
+            assert_eq!(later.removals.len(), usize::from(!is_shared));
+            assert_eq!(soon.next_at, Some(if is_shared { Moment::NEVER } else { at(119) }));
+        }
     }
 }

@@ -108,7 +108,7 @@ impl EtcdCore {
         if token != grant.token {
             return Err(not_held());
         }
-        let entry = self.ledger().withdraw(claim.id, self.clock.now());
+        let entry = self.withdraw_in_ledger(claim);
         let owner = match &entry {
             Some(entry) => self.remove_key(claim.id, entry).await,
             None => self.delete_if_owned(claim.id, key, None).await,
@@ -211,9 +211,7 @@ impl EtcdCore {
 
     /// Withdraws the claim. On success nothing of it is left at the server.
     pub(super) async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        let now = self.clock.now();
-        let entry = self.ledger().withdraw(claim.id, now);
-        match entry {
+        match self.withdraw_in_ledger(claim) {
             Some(entry) => drop(self.remove_key(claim.id, &entry).await?),
             // Another process may have acquired it. All keys of this client's claims are in the
             // ledger until they are removed.
@@ -221,6 +219,15 @@ impl EtcdCore {
             None => {}
         }
         Ok(())
+    }
+
+    fn withdraw_in_ledger(&self, claim: &Claim) -> Option<LedgerEntry> {
+        let now = self.clock.now();
+        let entry = self.ledger().withdraw(claim.id, now);
+        if entry.as_ref().is_some_and(|entry| !entry.lease.is_shared) {
+            self.run_maintenance_by(now + claim.ttl);
+        }
+        entry
     }
 
     /// Deletes the key of a claim that is over, with a tombstone if the key may still be created.

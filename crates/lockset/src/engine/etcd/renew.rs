@@ -14,11 +14,13 @@ use super::rpc::{KeyValue, TxnRequest, TxnResponse};
 use super::txn::{get, kvs, term_of, unconditional};
 use super::{EtcdCore, MAX_ATTEMPTS};
 use crate::clock::Moment;
-use crate::engine::{Claim, Grant, drift};
-use crate::error::{Error, LossReason, Result};
+use crate::engine::{Claim, Grant, Renewal, drift};
+use crate::error::{LossReason, Result};
 
 /// Maximum keys read by one transaction; a server takes 128 operations.
 const MAX_READS_PER_TXN: usize = 100;
+
+const FORGOTTEN: Renewal = Renewal::Lost(LossReason::Forgotten);
 
 /// The claims of a batch that hold by the same lease.
 struct LeaseRenewal<'b> {
@@ -36,19 +38,20 @@ struct ClaimRenewal<'b> {
 }
 
 impl EtcdCore {
-    pub(super) async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Grant>> {
+    pub(super) async fn renew(&self, batch: &[(&Claim, &Grant)]) -> Vec<Result<Renewal>> {
         let found =
             join_all(batch.iter().map(|(claim, grant)| self.lease_and_key(claim, grant))).await;
         let mut by_lease = BTreeMap::<i64, LeaseRenewal<'_>>::new();
         let mut results = Vec::new();
         for (index, (found, (claim, grant))) in found.into_iter().zip(batch).enumerate() {
             match found {
-                Ok((lease, key)) => {
+                Ok(Ok((lease, key))) => {
                     let renewal = by_lease
                         .entry(lease.id)
                         .or_insert_with(|| LeaseRenewal { lease, claims: Vec::new() });
                     renewal.claims.push(ClaimRenewal { index, claim, grant, key });
                 }
+                Ok(Err(refusal)) => results.push((index, Ok(refusal))),
                 Err(error) => results.push((index, Err(error))),
             }
         }
@@ -58,32 +61,35 @@ impl EtcdCore {
         results.into_iter().map(|(_, result)| result).collect()
     }
 
-    /// The lease and the key of a held claim. A claim that another process acquired is read first.
+    /// The lease and the key of a held claim, or why it is not renewed. A claim that another
+    /// process acquired is read first.
     async fn lease_and_key(
         &self,
         claim: &Claim,
         grant: &Grant,
-    ) -> Result<(Arc<EtcdLease>, Vec<u8>)> {
+    ) -> Result<Result<(Arc<EtcdLease>, Vec<u8>), Renewal>> {
         if let Some(entry) = self.ledger().find(claim.id) {
-            return Ok((entry.lease.clone(), entry.key.clone()));
+            return Ok(Ok((entry.lease.clone(), entry.key.clone())));
         }
-        let lost = || Error::lost(&claim.name, LossReason::Forgotten);
         if self.ledger().is_being_removed(claim.id) {
-            return Err(Error::lost(&claim.name, LossReason::Expired));
+            return Ok(Err(Renewal::Lost(LossReason::Expired)));
         }
         // The lease of any other claim is shared: renewing it would renew claims of other clients.
         let key = self.key_of(claim, grant).filter(|_| claim.detachable || claim.fixed);
-        let key = key.ok_or_else(lost)?;
+        let Some(key) = key else { return Ok(Err(FORGOTTEN)) };
         let read = unconditional(vec![get(&key)]);
         let reply = self.connection.txn_once(read, timeout_for(claim.ttl)).await?;
-        let kv = still_held(claim, grant, kvs(&reply, 0))?;
+        let kv = match still_held(claim, grant, kvs(&reply, 0)) {
+            Ok(kv) => kv,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
         // Not valid until a keep-alive is confirmed.
         let lease = EtcdLease::new(kv.lease, claim.ttl, false, Moment::from_nanos(0));
         self.ledger().insert_held(claim, key.clone(), &lease, grant.token, self.clock.now());
-        Ok((lease, key))
+        Ok(Ok((lease, key)))
     }
 
-    async fn renew_lease(&self, renewal: &LeaseRenewal<'_>) -> Vec<(usize, Result<Grant>)> {
+    async fn renew_lease(&self, renewal: &LeaseRenewal<'_>) -> Vec<(usize, Result<Renewal>)> {
         let ttl = renewal.claims.iter().map(|one| one.claim.ttl).min().unwrap_or_default();
         let read_chunk = |chunk: &[ClaimRenewal<'_>]| {
             unconditional(chunk.iter().map(|one| get(&one.key)).collect())
@@ -96,10 +102,10 @@ impl EtcdCore {
                     let reply = replies.get(position / MAX_READS_PER_TXN);
                     let kvs =
                         reply.map_or(&[][..], |reply| kvs(reply, position % MAX_READS_PER_TXN));
-                    self.renewed_grant(one, kvs, *until)
+                    Ok(self.renewal_of(one, kvs, *until))
                 }
                 Err(error) if error.kind == EtcdErrorKind::LeaseNotFound => {
-                    Err(Error::lost(&one.claim.name, LossReason::SessionEnded))
+                    Ok(Renewal::Lost(LossReason::SessionEnded))
                 }
                 Err(error) => Err(error.clone().into()),
             };
@@ -140,33 +146,34 @@ impl EtcdCore {
         Err(EtcdRequestError::unavailable("the leader keeps changing".to_owned()))
     }
 
-    fn renewed_grant(
-        &self,
-        renewal: &ClaimRenewal<'_>,
-        kvs: &[KeyValue],
-        until: Moment,
-    ) -> Result<Grant> {
+    /// The reply to one claim of a lease that is valid until then.
+    fn renewal_of(&self, renewal: &ClaimRenewal<'_>, kvs: &[KeyValue], until: Moment) -> Renewal {
         let ClaimRenewal { claim, grant, key, .. } = renewal;
-        still_held(claim, grant, kvs)?;
+        if let Err(refusal) = still_held(claim, grant, kvs) {
+            return refusal;
+        }
         if !self.ledger().set_held(claim.id, grant.token, until + drift(claim.ttl)) {
-            return Err(Error::lost(&claim.name, LossReason::Expired));
+            return Renewal::Lost(LossReason::Expired);
         }
         let valid_until = until.max(grant.valid_until);
-        Ok(Grant { token: grant.token, valid_until, key: key.clone() })
+        Renewal::Renewed(Grant { token: grant.token, valid_until, key: key.clone() })
     }
 }
 
-/// The key by which the claim holds, if it still does.
-fn still_held<'k>(claim: &Claim, grant: &Grant, kvs: &'k [KeyValue]) -> Result<&'k KeyValue> {
-    let forgotten = || Error::lost(&claim.name, LossReason::Forgotten);
-    let kv = kvs.first().ok_or_else(forgotten)?;
+/// The key by which the claim holds, or why it is not renewed.
+fn still_held<'k>(
+    claim: &Claim,
+    grant: &Grant,
+    kvs: &'k [KeyValue],
+) -> Result<&'k KeyValue, Renewal> {
+    let kv = kvs.first().ok_or(FORGOTTEN)?;
     let record = KeyRecord::decode(&kv.value);
-    let has_token = token_from_revision(kv.create_revision)? == grant.token;
+    let has_token = token_from_revision(kv.create_revision).is_ok_and(|token| token == grant.token);
     if !has_token || claim_id_of(kv, &record) != Some(claim.id) {
-        return Err(forgotten());
+        return Err(FORGOTTEN);
     }
     match record.revoked {
-        true => Err(Error::lost(&claim.name, LossReason::Revoked)),
+        true => Err(Renewal::LastLease),
         false => Ok(kv),
     }
 }

@@ -85,6 +85,16 @@ pub(super) fn unconditional(success: Vec<RequestOp>) -> TxnRequest {
     TxnRequest { success, ..TxnRequest::default() }
 }
 
+/// The same reads from the server's own state, which may be older than what others have seen.
+pub(super) fn serializable(mut read: TxnRequest) -> TxnRequest {
+    for op in &mut read.success {
+        if let Some(request_op::Request::RequestRange(range)) = &mut op.request {
+            range.serializable = true;
+        }
+    }
+    read
+}
+
 fn range_request_for(keys: &KeyRange) -> RangeRequest {
     RangeRequest { key: keys.first.clone(), range_end: keys.end.clone(), ..RangeRequest::default() }
 }

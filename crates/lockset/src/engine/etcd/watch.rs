@@ -82,25 +82,28 @@ impl WatchSubscription {
     }
 
     /// Waits until the keys should be read again: the watch was established, the single key
-    /// changed, or one of several keys was deleted.
-    pub(super) async fn wait_for_change(&mut self) -> Result<()> {
+    /// changed, or one of several keys was deleted. Returns whether a key was deleted.
+    pub(super) async fn wait_for_change(&mut self) -> Result<bool> {
         loop {
             let mut event = self.events.recv().await.ok_or(Error::Closed)?;
-            let mut should_read = false;
+            let (mut should_read, mut any_deleted) = (false, false);
             // One read serves all events that have arrived by now.
             loop {
-                should_read |= match event {
-                    KeyEvent::Established => true,
-                    KeyEvent::Changed { is_deleted, .. } => is_deleted || self.keys.is_single(),
+                match event {
+                    KeyEvent::Established => should_read = true,
+                    KeyEvent::Changed { is_deleted, .. } => {
+                        any_deleted |= is_deleted;
+                        should_read |= is_deleted || self.keys.is_single();
+                    }
                     KeyEvent::Rejected(error) => return Err(error),
-                };
+                }
                 match self.events.try_recv() {
                     Ok(next) => event = next,
                     Err(_) => break,
                 }
             }
             if should_read {
-                return Ok(());
+                return Ok(any_deleted);
             }
         }
     }

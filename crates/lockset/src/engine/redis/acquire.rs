@@ -40,28 +40,30 @@ impl RedisCore {
     pub(super) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Option<Grant>> {
         claim.floor.map_or(Ok(()), check_token)?;
         self.check_name(&claim.name)?;
-        let waiter = self.waiters.register(claim);
         let began = self.clock.now();
-        let outcome = match waiter.is_new() {
-            true => self.request_lock(&waiter, wait).await,
-            false => Ok(RedisRequestOutcome::SeeWaiter),
+        let (waiter, outcome) = match self.waiters.find(claim.id).filter(|known| !known.is_new()) {
+            Some(known) => (Some(known), Ok(RedisRequestOutcome::SeeWaiter)),
+            None => self.request_lock(claim, wait).await,
         };
+        let is_known = waiter.is_some();
         let granted = match outcome {
             Ok(RedisRequestOutcome::Granted(grant)) => Ok(Some(grant)),
             Ok(RedisRequestOutcome::Busy) => Ok(None),
-            Ok(RedisRequestOutcome::SeeWaiter) => Box::pin(self.wait_for(&waiter, wait)).await,
+            Ok(RedisRequestOutcome::SeeWaiter) => {
+                Box::pin(self.wait_for(claim, waiter, began, wait)).await
+            }
             // Send again with the same id, even for a claim that does not wait: the connection may
             // have broken.
             Err(error)
                 if error.is_retryable()
                     && self.clock.now() < wait.deadline().max(began + REQUEST_TIMEOUT / 2) =>
             {
-                Box::pin(self.wait_for(&waiter, wait)).await
+                Box::pin(self.wait_for(claim, waiter, began, wait)).await
             }
             Err(error) => Err(error),
         };
         // After any other error the caller may call again, and the waiter must be known then.
-        if matches!(granted, Ok(_) | Err(Error::NotHeld { .. })) {
+        if is_known && matches!(granted, Ok(_) | Err(Error::NotHeld { .. })) {
             self.waiters.remove(claim.id);
         }
         match granted? {
@@ -72,8 +74,16 @@ impl RedisCore {
         }
     }
 
-    async fn wait_for(&self, waiter: &Arc<RedisWaiter>, wait: Wait) -> Result<Option<Grant>> {
-        let claim = &waiter.claim;
+    /// Waits until the lock is granted or the time is over. A waiter that is not registered yet had
+    /// its first request sent at `began`.
+    async fn wait_for(
+        &self,
+        claim: &Claim,
+        waiter: Option<Arc<RedisWaiter>>,
+        began: Moment,
+        wait: Wait,
+    ) -> Result<Option<Grant>> {
+        let waiter = &waiter.unwrap_or_else(|| self.register(claim, began));
         loop {
             let now = self.clock.now();
             let recheck_at = match waiter.state(now) {
@@ -83,7 +93,7 @@ impl RedisCore {
                 },
                 WaiterState::Gone => return Err(Error::NotHeld { name: claim.name.clone() }),
                 WaiterState::Failed(why) => return Err(why),
-                WaiterState::NotQueued => match self.request_lock(waiter, wait).await {
+                WaiterState::NotQueued => match self.request_lock(claim, wait).await.1 {
                     Ok(RedisRequestOutcome::Granted(grant)) => return Ok(Some(grant)),
                     // An earlier request without a reply may still acquire the lock: withdraw it.
                     Ok(RedisRequestOutcome::Busy) => {
@@ -116,14 +126,13 @@ impl RedisCore {
     }
 
     /// Sends one request for a claim: it acquires the lock, queues the claim, or finds its state.
+    /// Also returns the waiter, if the claim may be queued.
     async fn request_lock(
         &self,
-        waiter: &Arc<RedisWaiter>,
+        claim: &Claim,
         wait: Wait,
-    ) -> Result<RedisRequestOutcome> {
-        let claim = &waiter.claim;
+    ) -> (Option<Arc<RedisWaiter>>, Result<RedisRequestOutcome>) {
         let sent = self.clock.now();
-        waiter.on_sending(sent);
         // The reply is not awaited for longer than the lock.
         let timeout = match wait {
             Wait::Until(deadline) => {
@@ -132,31 +141,38 @@ impl RedisCore {
             }
             Wait::No | Wait::Forever => REQUEST_TIMEOUT,
         };
-        let acquire = AcquirePart { waiter: waiter.clone(), waits: wait != Wait::No };
-        match self.send(&claim.name, None, Some(acquire), timeout).await {
-            Ok((_, reply)) => {
-                let reply = reply.ok_or_else(|| unexpected_reply("no answer"))?;
-                self.on_reply(waiter, sent, &reply)
-            }
+        let acquire = AcquirePart {
+            claim: claim.clone(),
+            leases: self.waiters.leases(claim.ttl),
+            waits: wait != Wait::No,
+        };
+        let (result, waiter) = self.send(&claim.name, None, Some(acquire), sent, timeout).await;
+        let outcome = match result {
+            Ok((_, reply)) => match reply {
+                Some(reply) => self.on_reply(claim, waiter.as_deref(), sent, &reply),
+                None => Err(unexpected_reply("no answer")),
+            },
             Err(error) => {
                 if let RedisRequestError::Unknown(_) = error {
                     self.dirty().insert(claim.id, ());
                 }
                 Err(error.into_error())
             }
-        }
+        };
+        (waiter, outcome)
     }
 
-    /// Handles the reply to a request for this waiter that was sent at `sent`.
+    /// Handles the reply to a request for this claim that was sent at `sent`. Without a waiter, the
+    /// request cannot have queued it.
     pub(super) fn on_reply(
         &self,
-        waiter: &RedisWaiter,
+        claim: &Claim,
+        waiter: Option<&RedisWaiter>,
         sent: Moment,
         reply: &Value,
     ) -> Result<RedisRequestOutcome> {
-        let claim = &waiter.claim;
-        match parse_claim_reply(reply)? {
-            ClaimReply::GrantedNow(token) => {
+        match (parse_claim_reply(reply)?, waiter) {
+            (ClaimReply::GrantedNow(token), _) => {
                 let valid_until = trusted_until(sent, claim.ttl);
                 let token = Token::new(token);
                 return Ok(RedisRequestOutcome::Granted(match claim.has_fast_path() {
@@ -164,20 +180,23 @@ impl RedisCore {
                     false => record::grant(token, valid_until),
                 }));
             }
-            ClaimReply::Granted(token, left) => waiter.on_granted(sent, token, left),
-            ClaimReply::Queued { stamp, position, left, is_foreign } => {
+            (ClaimReply::Granted(token, left), Some(waiter)) => {
+                waiter.on_granted(sent, token, left);
+            }
+            (ClaimReply::Queued { stamp, position, left, is_foreign }, Some(waiter)) => {
                 waiter.on_queued(sent, self.clock.now(), stamp, position, left);
                 self.heartbeats.schedule(waiter);
                 if is_foreign && position < TRACKING_WAITERS {
                     self.heartbeats.track_foreign(claim.id);
                 }
             }
-            ClaimReply::Gone => waiter.on_gone(),
-            ClaimReply::Busy => return Ok(RedisRequestOutcome::Busy),
-            ClaimReply::Clash(used_as) => {
+            (ClaimReply::Gone, Some(waiter)) => waiter.on_gone(),
+            (ClaimReply::Busy, _) => return Ok(RedisRequestOutcome::Busy),
+            (ClaimReply::Clash(used_as), _) => {
                 let why = explain_clash(&used_as, claim);
                 return Err(Error::Conflict { name: claim.name.clone(), why });
             }
+            (_, None) => return Err(unexpected_reply("a batch does not queue claims")),
         }
         Ok(RedisRequestOutcome::SeeWaiter)
     }

@@ -1,22 +1,29 @@
--- Acquires a lock. KEYS the name's lock, fence and queue; ARGV the value of a mutex acquired by the
--- fast path ('' if the claim has none), its ttl, the server's time when the connection was opened,
--- id, claim, wait (1|0), and the caller's own floor if it has one. Returns the token of a lock that
--- the fast path acquired, or the reply of `acquire` in `common.lua`.
+-- Acquires a lock. KEYS the name's lock, and its queue if the other keys do not follow from the
+-- lock (then all others too, in a cluster). ARGV of a claim with a fast path: its value, its ttl,
+-- `connected_at|wait|q|f` (the server's time when the connection was opened, in 16 digits; wait is
+-- 1|0), and the caller's own floor if it has one. Any other claim: '', its id, the same, its body.
+-- Returns the token of a lock that the fast path acquired, or the reply of `acquire` in
+-- `common.lua`.
 --
 -- The fast path comes first, before anything else is defined: no claim waits, this claim was not
 -- withdrawn, the lock is free. The token is not stored until a claim queues.
-local function no_claim_waits()
-  if redis.call('EXISTS', KEYS[3]) == 0 then return true end
-  local entries = redis.call('ZRANGE', KEYS[3], 0, 1)
-  return #entries == 1 and entries[1] == '!'
-    and redis.call('EXISTS', string.sub(KEYS[3], 1, -6) .. 'tombstone:' .. ARGV[4]) == 0
-end
-if ARGV[1] ~= '' and no_claim_waits() then
-  local set = redis.pcall('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
-  if set and set.ok then
-    local token = next_token(KEYS[2], ARGV[7], tonumber(ARGV[3]))
-    if token and not LATE_TOKENS then store_early(KEYS[1], ARGV[1], token) end
-    if token then return token end
-    redis.call('DEL', KEYS[1])
+local lock, value = KEYS[1], ARGV[1]
+local base = KEYS[2] and string.sub(KEYS[2], 1, -6) or '{' .. lock .. '}:'
+if value ~= '' then
+  local call = redis.call
+  local free = call('EXISTS', base .. 'queue') == 0
+  if not free then
+    local entries = call('ZRANGE', base .. 'queue', 0, 1)
+    free = #entries == 1 and entries[1] == '!'
+      and call('EXISTS', base .. 'tombstone:' .. string.sub(value, 1, 32)) == 0
+  end
+  if free then
+    local set = redis.pcall('SET', lock, value, 'NX', 'PX', ARGV[2])
+    if set and set.ok then
+      local token = next_token(base .. 'fence', ARGV[4], tonumber(string.sub(ARGV[3], 1, 16)))
+      if token and not LATE_TOKENS then store_early(lock, value, token) end
+      if token then return token end
+      call('DEL', lock)
+    end
   end
 end

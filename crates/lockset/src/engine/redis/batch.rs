@@ -15,8 +15,9 @@ use super::error::{RedisReply, RedisRequestError, unreachable_error};
 use super::keys::RedisKeys;
 use super::record;
 use super::scripts::Script;
-use super::waiters::RedisWaiter;
-use super::{MAX_BATCH, REQUEST_TIMEOUT, RedisShortcuts};
+use super::text::{push_id, push_number};
+use super::waiters::WaiterLeases;
+use super::{MAX_BATCH, REQUEST_TIMEOUT};
 use crate::engine::common::batch::{Batcher, Entered, Transport};
 use crate::engine::{Claim, ClaimId, Mode};
 use crate::name::Note;
@@ -42,20 +43,22 @@ pub(super) struct ReleasePart {
 
 #[derive(Debug)]
 pub(super) struct AcquirePart {
-    pub(super) waiter: Arc<RedisWaiter>,
+    pub(super) claim: Claim,
+    pub(super) leases: WaiterLeases,
     pub(super) waits: bool,
 }
 
 impl RedisRequest {
     /// Whether the fast path may be enough for it.
     fn has_fast_path(&self) -> bool {
-        self.release.as_ref().is_none_or(|release| release.note.is_some())
-            && self.acquire.as_ref().is_none_or(|acquire| acquire.waiter.claim.has_fast_path())
+        self.keys.follow_from_lock()
+            && self.release.as_ref().is_none_or(|release| release.note.is_some())
+            && self.acquire.as_ref().is_none_or(|acquire| acquire.claim.has_fast_path())
     }
 
     /// The claim whose tombstone the script looks for.
     fn claim(&self) -> Option<ClaimId> {
-        let acquired = self.acquire.as_ref().map(|acquire| acquire.waiter.claim.id);
+        let acquired = self.acquire.as_ref().map(|acquire| acquire.claim.id);
         acquired.or(self.release.as_ref().map(|release| release.id))
     }
 
@@ -77,11 +80,13 @@ type RequestReplies = (Option<Value>, Option<Value>);
 pub(super) type RequestResult = Result<RequestReplies, RedisRequestError>;
 
 impl RedisConnection {
-    /// Sends a request, alone or in a batch.
+    /// Sends a request, alone or in a batch. Only a request that is sent alone can queue its claim:
+    /// `before_alone` is called first.
     pub(super) async fn send_request(
         self: &Arc<Self>,
         request: &Arc<RedisRequest>,
         timeout: Duration,
+        before_alone: &mut (impl FnMut() + Send),
     ) -> RequestResult {
         // Courtesy must know since when a lock is handed over, which the fast path does not store.
         let needs_run = request.is_handover() && self.scripts.has_courtesy;
@@ -90,10 +95,14 @@ impl RedisConnection {
             || needs_run
             || !request.has_fast_path()
         {
+            before_alone();
             return Box::pin(self.send_alone(request, timeout)).await;
         }
         let behind = match Batcher::enter(self, request) {
-            Entered::Alone(_turn) => return Box::pin(self.send_alone(request, timeout)).await,
+            Entered::Alone(_turn) => {
+                before_alone();
+                return Box::pin(self.send_alone(request, timeout)).await;
+            }
             Entered::Behind(behind) => behind,
         };
         let result = match timeout < REQUEST_TIMEOUT {
@@ -104,6 +113,7 @@ impl RedisConnection {
         match result {
             // The fast path was not enough.
             Some(Ok((Some(Value::Nil), _) | (None, Some(Value::Nil)))) => {
+                before_alone();
                 Box::pin(self.send_alone(request, timeout)).await
             }
             // Released; the next claim sends its own request.
@@ -136,108 +146,158 @@ impl RedisConnection {
     /// `handover_fast.lua` read it.
     fn command(&self, request: &RedisRequest) -> (&Script, Cmd) {
         let (keys, scripts) = (&request.keys, &self.scripts);
-        // A cluster must know all keys: see `RedisCore::declared_keys`.
-        let mut others = match (self.can_batch, request.claim()) {
-            (false, Some(id)) => keys.others(id).to_vec(),
-            _ => Vec::new(),
+        let others = self.other_keys(request);
+        let script = match (&request.release, &request.acquire) {
+            (Some(_), None) => &scripts.release,
+            (None, _) => &scripts.acquire,
+            (Some(_), Some(_)) => &scripts.handover,
         };
-        if !self.can_batch && scripts.has_courtesy {
-            others.push(keys.handoffs());
-        }
-        let (script, count) = match (&request.release, &request.acquire) {
-            (Some(_), None) => (&scripts.release, 2),
-            (None, _) => (&scripts.acquire, 3),
-            (Some(_), Some(_)) => (&scripts.handover, 3),
-        };
-        let mut command = script.call(count + others.len());
-        let mut buffer = String::with_capacity(256);
-        command.arg(keys.lock());
-        if request.acquire.is_some() {
-            command.arg(keys.write_aux_key(&mut buffer, "fence"));
-        }
-        command.arg(keys.write_aux_key(&mut buffer, "queue")).arg(&others);
-        if let Some(AcquirePart { waiter, waits }) = &request.acquire {
-            let (claim, connected_at) = (&waiter.claim, self.connected_at_us);
-            let note = claim.has_fast_path().then_some(&claim.note);
-            command.arg(self.fresh_value(&mut buffer, claim.id, None, claim.ttl, note));
-            command.arg(claim.ttl.as_millis() as u64).arg(connected_at).arg(claim.id.to_string());
-            command
-                .arg(record::encode_claim(claim, waiter.leases, connected_at, &self.inbox))
-                .arg(u8::from(*waits));
+        let mut command = script.call(1 + others.len());
+        command.arg(keys.lock()).arg(&others);
+        let mut buffer = Vec::with_capacity(256);
+        if let Some(acquire) = &request.acquire {
+            self.add_acquire(&mut command, &mut buffer, acquire, request.is_handover());
         }
         if let Some(ReleasePart { id, token, ttl, note }) = &request.release {
-            command.arg(self.fresh_value(&mut buffer, *id, Some(*token), *ttl, note.as_ref()));
-            command.arg(id.to_string()).arg(token.get());
-            if request.acquire.is_none() {
-                command.arg(self.connected_at_us);
+            match note.as_ref().filter(|_| scripts.shortcuts.fast_paths) {
+                Some(note) => self.write_value(&mut buffer, *id, Some(*token), *ttl, note),
+                None => {
+                    buffer.clear();
+                    push_id(&mut buffer, *id);
+                }
             }
-        }
-        let acquire = request.acquire.as_ref();
-        if let Some(floor) = acquire.and_then(|acquire| acquire.waiter.claim.floor) {
-            command.arg(floor.get());
+            command.arg(&buffer);
+            buffer.clear();
+            push_number(&mut buffer, token.get());
+            if request.acquire.is_none() {
+                buffer.push(b'|');
+                buffer.extend_from_slice(self.connected_at.as_bytes());
+            }
+            command.arg(&buffer);
         }
         (script, command)
     }
 
-    /// The value of a mutex as the fast path stores it; empty without a note.
-    fn fresh_value<'t>(
+    /// The keys of a request that its script is told beside the lock: the queue, from which all
+    /// others follow if they do not follow from the lock. A cluster must know them all: see
+    /// `RedisCore::declared_keys`.
+    fn other_keys(&self, request: &RedisRequest) -> Vec<String> {
+        let keys = &request.keys;
+        if self.can_batch && keys.follow_from_lock() {
+            return Vec::new();
+        }
+        let mut others = vec![keys.queue()];
+        if let (false, Some(id)) = (self.can_batch, request.claim()) {
+            others.extend(keys.others(id));
+            others.extend(self.scripts.has_courtesy.then(|| keys.handoffs()));
+        }
+        others
+    }
+
+    /// The arguments of `acquire_fast.lua`. In a hand-over others follow, so that none is left out.
+    fn add_acquire(
         &self,
-        buffer: &'t mut String,
+        command: &mut Cmd,
+        buffer: &mut Vec<u8>,
+        AcquirePart { claim, leases, waits }: &AcquirePart,
+        is_handover: bool,
+    ) {
+        let is_fast = claim.has_fast_path() && self.scripts.shortcuts.fast_paths;
+        if is_fast {
+            self.write_value(buffer, claim.id, None, claim.ttl, &claim.note);
+            command.arg(&*buffer);
+            command.arg(number(buffer, claim.ttl.as_millis() as u64));
+        } else {
+            buffer.clear();
+            push_id(buffer, claim.id);
+            command.arg("").arg(&*buffer);
+        }
+        buffer.clear();
+        buffer.extend_from_slice(self.connected_at.as_bytes());
+        buffer.extend_from_slice(if *waits { b"|1|" } else { b"|0|" });
+        push_number(buffer, leases.entry.as_millis() as u64);
+        buffer.push(b'|');
+        push_number(buffer, leases.first.as_millis() as u64);
+        command.arg(&*buffer);
+        match claim.floor {
+            _ if !is_fast => {
+                let body = record::encode_claim(claim, *leases, self.connected_at_us, &self.inbox);
+                command.arg(body);
+            }
+            Some(floor) => drop(command.arg(number(buffer, floor.get()))),
+            None if is_handover => drop(command.arg("")),
+            None => {}
+        }
+    }
+
+    /// Writes the value of a mutex as the fast path stores it into a buffer, which replaces its
+    /// content.
+    fn write_value(
+        &self,
+        buffer: &mut Vec<u8>,
         id: ClaimId,
         token: Option<Token>,
         ttl: Duration,
-        note: Option<&Note>,
-    ) -> &'t str {
-        let RedisShortcuts { fast_paths, late_tokens, .. } = self.scripts.shortcuts;
+        note: &Note,
+    ) {
         buffer.clear();
-        if let Some(note) = note.filter(|_| fast_paths) {
-            let token = token.filter(|_| !late_tokens);
-            record::encode_fresh_value(buffer, id, token, ttl, note, &self.inbox);
-        }
-        buffer
+        let token = token.filter(|_| !self.scripts.shortcuts.late_tokens);
+        record::encode_fresh_value(buffer, id, token, ttl, note, &self.inbox);
     }
 
     /// The command for a batch, as `batch.lua` reads it.
     fn batch_command(&self, requests: &[Arc<RedisRequest>]) -> Cmd {
-        let script = &self.scripts.batch;
-        let releases =
-            || handovers_first(requests).filter_map(|one| Some((one, one.release.as_ref()?)));
-        let acquires =
-            || handovers_first(requests).filter_map(|one| Some((one, one.acquire.as_ref()?)));
-        let (released, acquired) = (releases().count(), acquires().count());
-        let mut command = script.call(released + 3 * acquired);
-        for (one, _) in releases() {
-            command.arg(one.keys.lock());
-        }
-        for (one, _) in acquires() {
-            command.arg(one.keys.lock());
-        }
-        let mut buffer = String::with_capacity(256);
-        for (one, _) in acquires() {
-            command.arg(one.keys.write_aux_key(&mut buffer, "fence"));
-        }
-        for (one, _) in acquires() {
-            command.arg(one.keys.write_aux_key(&mut buffer, "queue"));
-        }
         let handovers = requests.iter().filter(|request| request.is_handover()).count();
-        let ttl = acquires().next().map_or(Duration::ZERO, |(_, one)| one.waiter.claim.ttl);
+        let ordered: Vec<&RedisRequest> = match handovers {
+            0 => requests.iter().map(|one| &**one).collect(),
+            _ => handovers_first(requests).map(|one| &**one).collect(),
+        };
+        let releases = || ordered.iter().filter_map(|one| one.release.as_ref());
+        let acquires = || ordered.iter().filter_map(|one| one.acquire.as_ref());
+        let (released, acquired) = (releases().count(), acquires().count());
+        let (locks, lock) = (released + acquired, ordered.first().map(|one| one.keys.lock()));
+        let bytes = locks * (lock.map_or(0, str::len) + 192) + 128;
+        let mut command = self.scripts.batch.call_sized(locks, 5 + 3 * locks, bytes);
+        for one in ordered.iter().filter(|one| one.release.is_some()) {
+            command.arg(one.keys.lock());
+        }
+        for one in ordered.iter().filter(|one| one.acquire.is_some()) {
+            command.arg(one.keys.lock());
+        }
+        let ttl = acquires().next().map_or(Duration::ZERO, |one| one.claim.ttl);
         let numbers = [released as u64, acquired as u64, handovers as u64, ttl.as_millis() as u64];
-        command.arg(self.connected_at_us).arg(&numbers);
-        for (_, ReleasePart { id, token, ttl, note }) in releases() {
-            command.arg(self.fresh_value(&mut buffer, *id, Some(*token), *ttl, note.as_ref()));
+        let mut buffer = Vec::with_capacity(256);
+        command.arg(&self.connected_at);
+        for one in numbers {
+            command.arg(number(&mut buffer, one));
         }
-        for (_, AcquirePart { waiter, .. }) in acquires() {
-            let Claim { id, ttl, note, .. } = &waiter.claim;
-            command.arg(self.fresh_value(&mut buffer, *id, None, *ttl, Some(note)));
+        for ReleasePart { id, token, ttl, note } in releases() {
+            if let Some(note) = note {
+                self.write_value(&mut buffer, *id, Some(*token), *ttl, note);
+            }
+            command.arg(&buffer);
         }
-        if acquires().any(|(_, acquire)| acquire.waiter.claim.floor.is_some()) {
-            for (_, acquire) in acquires() {
-                let floor = acquire.waiter.claim.floor.map(|floor| floor.to_string());
-                command.arg(floor.unwrap_or_default());
+        for AcquirePart { claim: Claim { id, ttl, note, .. }, .. } in acquires() {
+            self.write_value(&mut buffer, *id, None, *ttl, note);
+            command.arg(&buffer);
+        }
+        if acquires().any(|acquire| acquire.claim.floor.is_some()) {
+            for AcquirePart { claim, .. } in acquires() {
+                match claim.floor {
+                    Some(floor) => command.arg(number(&mut buffer, floor.get())),
+                    None => command.arg(""),
+                };
             }
         }
         command
     }
+}
+
+/// Writes a number into a buffer, which replaces its content.
+fn number(buffer: &mut Vec<u8>, number: u64) -> &[u8] {
+    buffer.clear();
+    push_number(buffer, number);
+    buffer
 }
 
 impl Transport for RedisConnection {
@@ -253,9 +313,15 @@ impl Transport for RedisConnection {
         &self.runtime
     }
 
+    /// The nodes of a quorum get one batch at a time: halves would cost as many scripts more at
+    /// each of them.
+    fn max_in_flight(&self) -> usize {
+        if self.in_quorum { 1 } else { 2 }
+    }
+
     /// All acquisitions of a batch have the same ttl.
     fn goes_with(&self, leaving: &[Arc<RedisRequest>], request: &Arc<RedisRequest>) -> bool {
-        let ttl = |one: &RedisRequest| one.acquire.as_ref().map(|part| part.waiter.claim.ttl);
+        let ttl = |one: &RedisRequest| one.acquire.as_ref().map(|part| part.claim.ttl);
         let theirs = || leaving.iter().find_map(|one| ttl(one));
         leaving.len() < MAX_BATCH
             && ttl(request).is_none_or(|own| theirs().is_none_or(|theirs| theirs == own))
@@ -327,11 +393,11 @@ mod tests {
     #[test]
     fn every_request_gets_its_own_replies_whatever_came_before_it() {
         let ttl = Duration::from_secs(9);
-        let waiters = RedisWaiters::new(ttl);
+        let leases = RedisWaiters::new(ttl).leases(ttl);
         let request = |name: &str, releases: bool, acquires: bool| {
             let claim = Claim::plain(name, ttl);
             let release = ReleasePart { id: claim.id, token: Token::new(1), ttl, note: None };
-            let acquire = AcquirePart { waiter: waiters.register(&claim), waits: true };
+            let acquire = AcquirePart { claim: claim.clone(), leases, waits: true };
             Arc::new(RedisRequest {
                 keys: RedisKeys::new("", &claim.name),
                 release: releases.then_some(release),

@@ -82,6 +82,19 @@ end
 -- then, it would give their tokens again.
 local connected_at = 0
 
+-- The claim in the arguments that `acquire_fast.lua` describes, and whether it waits. That of a
+-- claim with a fast path follows from its value.
+local function claim_to_acquire()
+  local connected, wait, q, f = string.match(ARGV[3], '^(%d+)|(%d)|(%d+)|(%d+)$')
+  connected_at = tonumber(connected)
+  if ARGV[1] == '' then return parse(ARGV[2], ARGV[4]), wait == '1' end
+  local id, note = string.match(ARGV[1], '^(%x+)::0:%d+:(.*)$')
+  local own = ARGV[4] and ARGV[4] ~= '' and '!' .. ARGV[4]
+  local inbox = string.match(note, '^[^|]*')
+  local body = { q, f, ARGV[2], 'x', '0', '0', own or connected, inbox, note }
+  return parse(id, table.concat(body, '|')), wait == '1'
+end
+
 -- The next queue number or token for a claim: see `next_token.lua`.
 local function next_number(k, c)
   local own = string.match(c.floor, '^!(%d+)$')
@@ -250,16 +263,29 @@ local function leave_free(k, token, next)
   return true
 end
 
+-- The waiter at this position of the queue; and whether there may be tombstones, where that is seen.
+local function waiter_at(k, position)
+  if position > 0 then
+    return call('ZRANGEBYSCORE', k.queue, 1, '+inf', 'LIMIT', position, 1)[1]
+  end
+  local first = call('ZRANGE', k.queue, 0, 1)
+  if first[1] == '!' then return first[2], true end
+  return first[1], false
+end
+
 -- Grants the lock to the first live waiters, as far as they are admitted. The reply tells `me`, a
 -- message all others. A waiter that is not subscribed at the moment is skipped and keeps its entry.
--- Returns the lock's value, the token of `me` if it was granted, and whether no waiter is left that
--- comes before a new claim.
-local function hand_over(k, me)
-  local value, position, granted, unsubscribed = live_value(k), 0, nil, {}
+-- `value` is the lock's, if it is known. Returns the lock's value, the token of `me` if it was
+-- granted, whether no waiter is left that comes before a new claim, and what is known after that:
+-- the lease of a new exclusive holder, and whether there may be tombstones.
+local function hand_over(k, me, value)
+  local position, granted, unsubscribed, buried = 0, nil, {}, true
+  if value == nil then value = live_value(k) end
   if is_left_free(k, value) then return value, nil, false end
   for _ = 1, 256 do
-    local id = call('ZRANGEBYSCORE', k.queue, 1, '+inf', 'LIMIT', position, 1)[1]
-    if not id then return value, granted, true end
+    local id, tombstones = waiter_at(k, position)
+    if tombstones == false then buried = false end
+    if not id then return value, granted, true, { buried = buried } end
     local record = call('HGET', k.waiters, id)
     local deadline = record and tonumber(string.match(record, '^(%d+)|'))
     if not record or deadline <= now() then
@@ -274,7 +300,9 @@ local function hand_over(k, me)
         continue_run(k, token)
         if id == me then granted = token end
         -- An exclusive holder admits no others.
-        if c.mode == 'x' then return value, granted, false end
+        if c.mode == 'x' then
+          return value, granted, false, { left = c.f, buried = buried }
+        end
       else
         -- All waiters of a process share its inbox, so one attempt is enough for all of them.
         unsubscribed[c.inbox] = true
@@ -304,8 +332,9 @@ local function is_foreign(value)
   return value and not is_shared(value) and not string.find(value, '^%x+:%d*:%d:%d+:')
 end
 
-local function queued_reply(k, id, fence, value)
-  local left = call('PTTL', is_left_free(k, value) and k.handoffs or k.lock)
+-- `left` is the rest of the holder's lease, if it is known.
+local function queued_reply(k, id, fence, value, left)
+  left = left or call('PTTL', is_left_free(k, value) and k.handoffs or k.lock)
   return { 'queued', fence, call('ZRANK', k.queue, id), left, is_foreign(value) and 1 or 0 }
 end
 
@@ -334,24 +363,29 @@ local function heartbeat(k, id, inbox)
   refresh_entry(k, c)
   if not value or is_shared(value) then
     local granted
-    value, granted = hand_over(k, id)
+    value, granted = hand_over(k, id, value)
     if granted then return { 'granted', num(granted), c.f } end
   end
   return queued_reply(k, id, call('GET', k.fence) or '0', value)
 end
 
--- A claim's first request, or its repetition. `follows`: it comes with a release by the same
--- client, and is queued if that left the lock free.
-local function acquire(k, c, wait, follows)
-  if is_withdrawn(k, c.id) then return { 'gone' } end
-  local value = live_value(k)
+-- A claim's first request, or its repetition. `after`: it comes with a release by the same client,
+-- which left this (`value`, `left` and `buried`, as of `hand_over`); it is queued if that left the
+-- lock free.
+local function acquire(k, c, wait, after)
+  local known = after or {}
+  if known.buried ~= false and is_withdrawn(k, c.id) then return { 'gone' } end
+  local value = known.value
+  if value == nil then value = live_value(k) end
   local held = held_reply(k, value, c.id)
   if held then return held end
-  if call('ZSCORE', k.queue, c.id) then return heartbeat(k, c.id, c.inbox) end
+  -- If it must queue, adding it tells whether it is queued already.
+  local must_queue = wait and value and not is_shared(value)
+  if not must_queue and call('ZSCORE', k.queue, c.id) then return heartbeat(k, c.id, c.inbox) end
   -- Also for a claim that does not wait: else dead waiters in the queue would make the lock busy.
-  local is_next, _ = not (is_left_free(k, value) and (follows or first_waiter(k)))
+  local is_next, _ = not (is_left_free(k, value) and (after or first_waiter(k)))
   if is_next and (not value or is_shared(value)) and call('EXISTS', k.queue) == 1 then
-    value, _, is_next = hand_over(k, nil)
+    value, _, is_next = hand_over(k, nil, value)
   end
   local used_as = clash(k, value, c)
   if used_as then return { 'clash', used_as } end
@@ -364,18 +398,19 @@ local function acquire(k, c, wait, follows)
   if not wait then return { 'busy', call('PTTL', k.lock) } end
   store_token(k, value)
   local number = num(next_number(k, c))
-  call('ZADD', k.queue, number, c.id)
+  if call('ZADD', k.queue, 'NX', number, c.id) == 0 then return heartbeat(k, c.id, c.inbox) end
   refresh_entry(k, c)
-  return queued_reply(k, c.id, number, value)
+  return queued_reply(k, c.id, number, value, known.left)
 end
 
--- Removes a holder, whatever its token. Returns the token, or nil if it did not hold the lock.
+-- Removes a holder, whatever its token. Returns the token, or nil if it did not hold the lock; then
+-- the lock's value, if it is known.
 local function remove_holder(k, id)
   local value = live_value(k)
   local owner, token = holder_of(k, value)
   if owner == id then
     call('DEL', k.lock)
-    return token
+    return token, false
   end
   local record = is_shared(value) and call('HGET', k.held, id)
   if not record then return nil end
@@ -388,15 +423,18 @@ local function remove_holder(k, id)
 end
 
 -- Release and withdrawal: removes the claim from the lock or the queue, and hands the lock over.
--- `next`: a claim of the same client follows.
+-- `next`: a claim of the same client follows. Also returns what `acquire` needs for that claim.
 local function end_claim(k, id, token, next)
-  local held = remove_holder(k, id)
+  local held, value = remove_holder(k, id)
   -- A holder is not queued.
   if not held then dequeue(k, id) end
   if held == '0' then held = token end
   -- If the lock cannot be handed over now, the waiters' heartbeats will find it free.
-  local fine, is_free
+  local after, fine, is_free = {}
   if held then fine, is_free = pcall(leave_free, k, held, next) end
-  if not (fine and is_free) then pcall(hand_over, k, nil) end
-  return (held and held == token) and 'released' or 'not-held'
+  if not (fine and is_free) then
+    local done, now_held, _, _, known = pcall(hand_over, k, nil, value)
+    if done and known then after = { value = now_held, left = known.left, buried = known.buried } end
+  end
+  return (held and held == token) and 'released' or 'not-held', after
 end

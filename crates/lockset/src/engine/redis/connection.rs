@@ -32,6 +32,8 @@ pub(super) struct RedisConnection {
     pub(super) address: RedisAddress,
     /// The server's time when this connection was opened, in µs. No token is below it.
     pub(super) connected_at_us: u64,
+    /// The same as text, of at least 16 digits.
+    pub(super) connected_at: String,
     /// The channel on which this client receives messages.
     pub(super) inbox: String,
     /// The client's main connection to this server: it subscribes to the inbox, and a task probes
@@ -40,6 +42,8 @@ pub(super) struct RedisConnection {
     pub(super) tracking: TrackingState,
     /// Whether one script may serve several names. In a cluster their slots may differ.
     pub(super) can_batch: bool,
+    /// Whether the server is a node of a quorum.
+    pub(super) in_quorum: bool,
     pub(super) batcher: Batcher<Self>,
     pub(super) scripts: Arc<Scripts>,
     /// The runtime on which its task runs.

@@ -1,9 +1,10 @@
 -- Follows `handover_fast.lua` and `common.lua`: does what the fast path did not do.
-connected_at = tonumber(ARGV[3])
-local k = keys_of(KEYS[1], KEYS[3])
-if not released and end_claim(k, ARGV[8], ARGV[9], true) ~= 'released' then
-  return { 0, { 'untouched' } }
+local k, claim, wait = keys_of(lock, base .. 'queue'), claim_to_acquire()
+local outcome, after = 'released', {}
+if not released then
+  outcome, after = end_claim(k, string.sub(ARGV[5], 1, 32), ARGV[6], true)
 end
+if outcome ~= 'released' then return { 0, { 'untouched' } } end
 -- The lock was released, whatever happens to the next claim.
-local fine, reply = pcall(acquire, k, parse(ARGV[4], ARGV[5]), ARGV[6] == '1', true)
+local fine, reply = pcall(acquire, k, claim, wait, after)
 return { 1, fine and reply or failure(reply) }

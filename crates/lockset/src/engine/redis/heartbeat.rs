@@ -162,7 +162,7 @@ impl RedisCore {
         match reply {
             Ok(Value::Array(replies)) => {
                 for (waiter, reply) in waiters.iter().zip(&replies) {
-                    if let Err(error) = self.on_reply(waiter, sent, reply) {
+                    if let Err(error) = self.on_reply(&waiter.claim, Some(waiter), sent, reply) {
                         report!(debug, error = error, "a heartbeat got an unexpected reply");
                         if !error.is_retryable() {
                             waiter.on_refused(error);

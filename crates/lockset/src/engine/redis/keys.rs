@@ -46,6 +46,11 @@ impl RedisKeys {
         &self.aux_base[self.lock.clone()]
     }
 
+    /// Whether scripts can derive the auxiliary keys from the lock: `{lock}:` is their start.
+    pub(super) fn follow_from_lock(&self) -> bool {
+        self.lock.start == 1 && self.lock.end + 1 == self.aux_base.len()
+    }
+
     pub(super) fn queue(&self) -> String {
         self.aux_key("queue")
     }

@@ -4,7 +4,16 @@
 -- the connection was opened, is new or was lost. Returns nothing if the fence is not a number, or
 -- if the numbers are used up.
 local function next_token(fence, own, floor)
-  local token, exact = redis.pcall('INCR', fence), tonumber(own)
+  local exact = tonumber(own)
+  if exact then
+    -- Usually the caller's floor is above all numbers so far. Redis 6.0 has no SET with GET.
+    local last = redis.pcall('SET', fence, own, 'GET')
+    if last == false or (type(last) == 'string' and (tonumber(last) or exact) < exact) then
+      return exact < TOKENS_END and exact or nil
+    end
+    if type(last) == 'string' then redis.call('SET', fence, last) end
+  end
+  local token = redis.pcall('INCR', fence)
   if type(token) ~= 'number' then return nil end
   if exact then
     redis.call('SET', fence, token > exact and string.format('%.0f', token) or own)
@@ -15,10 +24,4 @@ local function next_token(fence, own, floor)
     redis.call('SET', fence, string.format('%.0f', token), 'PX', FENCE_IDLE_MS)
   end
   return token < TOKENS_END and token or nil
-end
-
--- For the benchmark: stores the token at once in the value of a mutex, which starts with the id.
-local function store_early(lock, value, token)
-  redis.call('SET', lock, string.sub(value, 1, 33) .. string.format('%.0f', token)
-    .. string.sub(value, 34), 'KEEPTTL')
 end

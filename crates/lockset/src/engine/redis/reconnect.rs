@@ -134,14 +134,17 @@ impl RedisConnector {
             Some(_) => Some(RedisServerInfo::read(&mut multiplexed).await?),
             None => None,
         };
+        let connected_at_us = time.0 * 1_000_000 + time.1;
         let connection = RedisConnection {
             multiplexed,
             address,
-            connected_at_us: time.0 * 1_000_000 + time.1,
+            connected_at_us,
+            connected_at: format!("{connected_at_us:016}"),
             inbox,
             is_main,
             tracking: TrackingState::default(),
             can_batch: self.servers.deployment != Deployment::Cluster,
+            in_quorum: self.servers.quorum.is_some(),
             batcher: Batcher::default(),
             scripts: self.scripts.clone(),
             runtime: Handle::current(),

@@ -1,8 +1,8 @@
 //! What is stored for a claim, encoded and decoded. `common.lua` lists the forms.
 
-use std::fmt::Write;
 use std::time::Duration;
 
+use super::text::{push_id, push_number};
 use super::waiters::WaiterLeases;
 use crate::clock::Moment;
 use crate::engine::{Claim, ClaimId, Grant, Holder, Mode, Waiter};
@@ -41,22 +41,26 @@ pub(super) fn decode_waiter(id: &str, record: &str) -> Option<Waiter> {
 
 /// The value of a mutex acquired by the fast path: `id:token:flag:ttl:note`, without the token.
 pub(super) fn encode_fresh_value(
-    buffer: &mut String,
+    buffer: &mut Vec<u8>,
     id: ClaimId,
     token: Option<Token>,
     ttl: Duration,
     note: &Note,
     inbox: &str,
 ) {
-    // Written for every acquired lock, so it avoids temporary strings.
-    let _ = write!(buffer, "{id}:");
+    push_id(buffer, id);
+    buffer.push(b':');
     if let Some(token) = token {
-        let _ = write!(buffer, "{token}");
+        push_number(buffer, token.get());
     }
-    let _ = write!(buffer, ":0:{}:{inbox}|", ttl.as_millis());
-    buffer.extend(note.by.chars().map(|c| if c == '|' { '/' } else { c }));
-    buffer.push('|');
-    buffer.push_str(&note.text);
+    buffer.extend_from_slice(b":0:");
+    push_number(buffer, ttl.as_millis() as u64);
+    let start = buffer.len() + inbox.len() + 2;
+    for part in [":", inbox, "|", &note.by, "|", &note.text] {
+        buffer.extend_from_slice(part.as_bytes());
+    }
+    let by = &mut buffer[start..start + note.by.len()];
+    by.iter_mut().filter(|byte| **byte == b'|').for_each(|byte| *byte = b'/');
 }
 
 /// The holder in `id:token:flag:ttl:note`. Without a token, the fence is the token. A value of
@@ -126,6 +130,19 @@ pub(super) fn is_fresh(grant: &Grant) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fresh_value_is_decoded_as_it_was_encoded() {
+        let (id, mut value) = (ClaimId::from_bits(7 << 64), Vec::new());
+        let note = Note { by: "7|8@host".into(), text: "a|b: c".into() };
+        let (ttl, token) = (Duration::from_secs(9), Token::new(5));
+        encode_fresh_value(&mut value, id, None, ttl, &note, "inbox:1");
+        let value = String::from_utf8(value).unwrap();
+        assert_eq!(value, format!("{id}::0:9000:{}", encode_note(&note, "inbox:1")));
+        let holder = decode_exclusive(&value, Some(token), ttl);
+        let shown = Note { by: "7/8@host".into(), ..note };
+        assert_eq!((holder.claim, holder.token, holder.note), (Some(id), Some(token), shown));
+    }
 
     #[test]
     fn notes_are_decoded_as_they_were_encoded() {

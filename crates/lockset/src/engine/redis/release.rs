@@ -36,18 +36,19 @@ impl RedisCore {
                 && next.floor.is_none_or(|floor| check_token(floor).is_ok())
         });
         let sent = self.clock.now();
-        let waiter = next.map(|next| {
-            let waiter = self.waiters.register(next);
-            waiter.on_sending(sent);
-            waiter
-        });
+        let waiter = next.map(|next| self.register(next, sent));
         // Dirty from the first byte on: this future may be dropped before the reply.
         let made_dirty = next.filter(|next| self.dirty().insert(next.id, ()).is_none());
-        let acquire = waiter.clone().map(|waiter| AcquirePart { waiter, waits: true });
+        let acquire = next.map(|next| AcquirePart {
+            claim: next.clone(),
+            leases: self.waiters.leases(next.ttl),
+            waits: true,
+        });
         let Claim { id, ttl, ref note, .. } = *claim;
         let note = record::is_fresh(grant).then(|| note.clone());
         let release = ReleasePart { id, token: grant.token, ttl, note };
-        let result = self.send(&claim.name, Some(release), acquire, REQUEST_TIMEOUT).await;
+        let (result, _) =
+            self.send(&claim.name, Some(release), acquire, sent, REQUEST_TIMEOUT).await;
         if !matches!(result, Err(RedisRequestError::Unknown(_))) {
             made_dirty.and_then(|next| self.dirty().remove(&next.id));
         }
@@ -55,10 +56,10 @@ impl RedisCore {
         if released != Some(Value::Int(1)) {
             return Err(Error::NotHeld { name: claim.name.clone() });
         }
-        let (Some(waiter), Some(reply)) = (waiter, acquired) else { return Ok(None) };
-        match self.on_reply(&waiter, sent, &reply) {
+        let (Some(next), Some(reply)) = (next, acquired) else { return Ok(None) };
+        match self.on_reply(next, waiter.as_deref(), sent, &reply) {
             Ok(RedisRequestOutcome::Granted(grant)) => {
-                self.waiters.remove(waiter.claim.id);
+                self.waiters.remove(next.id);
                 Ok(Some(grant))
             }
             // The next claim finds out by its own request.

@@ -12,34 +12,59 @@ use super::error::{RedisReply, RedisRequestError};
 use super::keys::RedisKeys;
 use super::routing::Route;
 use super::scripts::Script;
+use super::waiters::RedisWaiter;
 use super::{REQUEST_TIMEOUT, RedisCore};
+use crate::clock::Moment;
 use crate::engine::Claim;
 use crate::error::Error;
 use crate::name::Name;
 
 impl RedisCore {
-    /// Releases a lock, acquires another of the same name, or both in one request.
+    /// Releases a lock, acquires another of the same name, or both in one request that is sent at
+    /// `sent`. Without a release, it also returns the waiter of the claim, if the request may have
+    /// queued it; otherwise the caller has registered it.
     pub(super) async fn send(
         &self,
         name: &Name,
         release: Option<ReleasePart>,
         acquire: Option<AcquirePart>,
+        sent: Moment,
         timeout: Duration,
-    ) -> RequestResult {
+    ) -> (RequestResult, Option<Arc<RedisWaiter>>) {
         let request = Arc::new(RedisRequest { keys: self.keys(name), release, acquire });
-        match self.router.direct_connection() {
-            Some(connection) => connection.send_request(&request, timeout).await,
-            None => Box::pin(self.send_routed(&request, timeout)).await,
-        }
+        let mut waiter = None;
+        // Before the request is sent: the grant may be pushed before the reply is read.
+        let mut register = || {
+            if let (None, Some(acquire), None) = (&request.release, &request.acquire, &waiter) {
+                waiter = Some(self.register(&acquire.claim, sent));
+            }
+        };
+        let result = match self.router.direct_connection() {
+            Some(connection) => connection.send_request(&request, timeout, &mut register).await,
+            None => Box::pin(self.send_routed(&request, timeout, &mut register)).await,
+        };
+        (result, waiter)
+    }
+
+    /// The waiter of a claim for which a request is sent at `sent` that may queue it.
+    pub(super) fn register(&self, claim: &Claim, sent: Moment) -> Arc<RedisWaiter> {
+        let waiter = self.waiters.register(claim);
+        waiter.on_sending(sent);
+        waiter
     }
 
     /// The slow path: the node must be found, or its connection awaited.
-    async fn send_routed(&self, request: &Arc<RedisRequest>, timeout: Duration) -> RequestResult {
+    async fn send_routed(
+        &self,
+        request: &Arc<RedisRequest>,
+        timeout: Duration,
+        before_alone: &mut (impl FnMut() + Send),
+    ) -> RequestResult {
         let mut route = self.route(&request.keys, timeout)?;
         loop {
             let (node, left) = route.next_node().await?;
             let connection = node.connection_for_caller(node.connection.connected(left).await?);
-            let result = connection.send_request(request, left).await;
+            let result = connection.send_request(request, left, before_alone).await;
             if let Some(result) = route.redirect(result).await {
                 return result;
             }

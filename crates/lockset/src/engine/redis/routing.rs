@@ -1,7 +1,6 @@
 //! Routing: to the node that serves a name, over the client's main connection or over one that
 //! lives on the caller's runtime.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -196,7 +195,8 @@ pub(super) struct RedisNode {
     pub(super) connection: ManagedConnection,
     pub(super) connector: RedisConnector,
     pub(super) replica_connections: ReplicaConnections,
-    per_runtime: Mutex<HashMap<Id, PerRuntime>>,
+    /// Few entries, so a list is faster than a map.
+    per_runtime: Mutex<Vec<(Id, PerRuntime)>>,
     pub(super) runtime: Handle,
 }
 
@@ -248,10 +248,7 @@ impl RedisNode {
             return main;
         }
         let mut per_runtime = sync::lock(&self.per_runtime);
-        if per_runtime.len() >= MAX_RUNTIMES && !per_runtime.contains_key(&runtime.id()) {
-            per_runtime.clear();
-        }
-        let entry = per_runtime.entry(runtime.id()).or_insert(PerRuntime::Counting(0));
+        let entry = entry_of(&mut per_runtime, runtime.id());
         match entry {
             PerRuntime::Open { connection, main: of }
                 if !connection.is_closed() && Arc::ptr_eq(of, &main) =>
@@ -275,8 +272,21 @@ impl RedisNode {
             Ok(connection) => PerRuntime::Open { connection: Arc::new(connection), main },
             Err(_) => PerRuntime::Counting(0),
         };
-        sync::lock(&self.per_runtime).insert(Handle::current().id(), entry);
+        *entry_of(&mut sync::lock(&self.per_runtime), Handle::current().id()) = entry;
     }
+}
+
+/// The entry of a runtime, a new one if it has none.
+fn entry_of(per_runtime: &mut Vec<(Id, PerRuntime)>, runtime: Id) -> &mut PerRuntime {
+    let known = per_runtime.iter().position(|(id, _)| *id == runtime);
+    let index = known.unwrap_or_else(|| {
+        if per_runtime.len() >= MAX_RUNTIMES {
+            per_runtime.clear();
+        }
+        per_runtime.push((runtime, PerRuntime::Counting(0)));
+        per_runtime.len() - 1
+    });
+    &mut per_runtime[index].1
 }
 
 impl std::fmt::Debug for RedisNode {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, ToRedisArgs, Value};
 
+use super::text::push_number;
 use super::{RedisOptions, RedisShortcuts};
 
 /// The scripts compute in doubles, which are exact below this.
@@ -48,8 +49,10 @@ impl Scripts {
         };
         let (token, common) = (include_str!("next_token.lua"), include_str!("common.lua"));
         let script = |body: &str| new([token, common, body].join("\n"));
+        let early = if shortcuts.late_tokens { "" } else { include_str!("store_early.lua") };
         // The fast path runs before the functions in `common.lua` are even defined.
-        let with_fast_path = |fast: &str, full: &str| new([token, fast, common, full].join("\n"));
+        let with_fast_path =
+            |fast: &str, full: &str| new([token, early, fast, common, full].join("\n"));
         let (release_fast, release) =
             (include_str!("release_fast.lua"), include_str!("release.lua"));
         Self {
@@ -59,7 +62,7 @@ impl Scripts {
                 include_str!("handover_fast.lua"),
                 include_str!("handover.lua"),
             ),
-            batch: new([token, include_str!("batch.lua")].join("\n")),
+            batch: new([token, early, include_str!("batch.lua")].join("\n")),
             heartbeat: script(include_str!("heartbeat.lua")),
             renew: script(include_str!("renew.lua")),
             withdraw: script(include_str!("withdraw.lua")),
@@ -89,8 +92,15 @@ impl Script {
 
     /// The command that runs it; the caller adds keys and arguments.
     pub(super) fn call(&self, keys: usize) -> Cmd {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.hash).arg(keys);
+        self.call_sized(keys, 16, 512)
+    }
+
+    /// The same for so many arguments, of so many bytes in all.
+    pub(super) fn call_sized(&self, keys: usize, args: usize, bytes: usize) -> Cmd {
+        let mut command = Cmd::with_capacity(3 + args, 64 + bytes);
+        let mut count = Vec::with_capacity(20);
+        push_number(&mut count, keys as u64);
+        command.arg("EVALSHA").arg(&self.hash).arg(&count);
         command
     }
 

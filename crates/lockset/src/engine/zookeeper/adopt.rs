@@ -34,6 +34,11 @@ impl ZooKeeperCore {
                 _ => return Err(forgotten()),
             }
             record.transfer_to(successor);
+            // If this is given up, the successor is withdrawn: by this path, because the node is
+            // not named after it.
+            let parent = self.paths.lock_parent(&claim.name)?;
+            let deletion = self.main_deletion(parent, Some(key.path.clone()));
+            self.claims().expect_deletion(successor.id, deletion);
             match self.main.set_data(&key.path, &record.encode(), version).done().await {
                 Ok(()) => break,
                 // Another client was faster, or the outcome is unknown: the record decides.
@@ -61,6 +66,7 @@ impl ZooKeeperCore {
             }
             None => drop(self.attach_session(successor, node, session).await?),
         }
+        self.claims().finish_deletion(successor.id);
         Ok(grant.clone())
     }
 

@@ -20,15 +20,9 @@ impl ZooKeeperCore {
         let queued = self.layout.queue_node(node.name()).ok_or_else(lost)?;
         let prefix = self.layout.node_prefix(claim.id, Mode::Shared);
         let path = format!("{}/{prefix}{}", node.parent(), queued.sequence_text());
-        let data = NodeRecord::new(claim).with_token(grant.token).encode();
-        let (acl, mode) = (self.acl, CreateMode::Ephemeral);
-        let ops = [
-            MultiOp::Create { path: path.clone(), data, acl, mode },
-            MultiOp::Delete { path: node.path.clone(), version: -1 },
-        ];
         // An earlier downgrade that was given up may have been carried out, and found by a renewal.
         if node.path != path {
-            self.move_node(claim, &session, &ops, &path).await?;
+            self.move_node(claim, &session, &node, &path).await?;
         }
         if !self.claims().set_node_path(claim.id, &path) {
             return Err(lost());
@@ -63,7 +57,7 @@ impl ZooKeeperCore {
     }
 
     /// The claim's node and its session, if it holds the lock.
-    fn held_node(
+    pub(super) fn held_node(
         &self,
         claim: &Claim,
         grant: &Grant,
@@ -77,28 +71,48 @@ impl ZooKeeperCore {
         held.ok_or_else(|| Error::lost(&claim.name, LossReason::Forgotten))
     }
 
-    /// Carries out, once, the operations that move a claim's node to `path`.
+    /// Moves a claim's node to `path`, once.
     async fn move_node(
         &self,
         claim: &Claim,
         session: &Session,
-        ops: &[MultiOp],
+        node: &ClaimNode,
         path: &str,
     ) -> Result<()> {
         let lost = || Error::lost(&claim.name, LossReason::Forgotten);
+        let (acl, mode) = (self.acl, CreateMode::Ephemeral);
+        let (mut record, mut version) = (NodeRecord::new(claim), 0);
         loop {
+            let data = record.clone().with_token(node.token).encode();
+            let ops = [
+                MultiOp::Create { path: path.to_owned(), data, acl, mode },
+                MultiOp::Delete { path: node.path.clone(), version },
+            ];
             let moved = {
                 // Sent while the table is locked, so that a release deletes the node afterwards.
                 let mut claims = self.claims();
                 let entry = claims.entries.get_mut(&claim.id).ok_or_else(lost)?;
                 entry.moving_to = Some(path.to_owned());
-                session.multi(ops)
+                session.multi(&ops)
             };
             match moved.committed().await {
                 Ok(_) | Err(ZkRequestError::Refused(ZkErrorCode::NODE_EXISTS)) => return Ok(()),
                 Err(ZkRequestError::Refused(ZkErrorCode::NO_NODE)) => {
                     self.claims().remove(claim.id);
                     return Err(lost());
+                }
+                // The record was changed since the node was created, perhaps by an operator who
+                // wants the lock back: the change is kept.
+                Err(ZkRequestError::Refused(ZkErrorCode::BAD_VERSION)) => {
+                    match session.data(&node.path, false).data().await {
+                        Ok((data, stat)) => {
+                            record = NodeRecord::decode(&data).ok_or_else(lost)?;
+                            version = stat.version;
+                        }
+                        // The next attempt tells whether the node was moved or is gone.
+                        Err(error) if error.is(ZkErrorCode::NO_NODE) => {}
+                        Err(error) => return Err(error.into()),
+                    }
                 }
                 // Sent again: it can be carried out only once.
                 Err(ZkRequestError::Unknown) => {

@@ -45,6 +45,11 @@ impl ClaimTable {
         self.deletions.get(&id).cloned()
     }
 
+    /// The claim may be about to get this node without an entry in this table.
+    pub(super) fn expect_deletion(&mut self, id: ClaimId, deletion: NodeDeletion) {
+        self.deletions.insert(id, deletion);
+    }
+
     /// Ends the claims whose leases are over, with how to delete their nodes. A lock's own session
     /// ends by itself, unless the owner of its ticket renews it in another process.
     pub(super) fn end_unrenewed(&mut self, now: Moment) -> Vec<(ClaimId, NodeDeletion)> {

@@ -27,12 +27,10 @@ impl ZooKeeperCore {
         grant: &Grant,
         next: Option<&Claim>,
     ) -> Result<Option<Grant>> {
-        let not_held = || Error::NotHeld { name: claim.name.clone() };
-        let path = grant.zookeeper_key().map(|key| key.path);
-        if claim.detachable && self.is_owned_by_another(claim.id, path).await? {
-            self.claims().remove(claim.id);
-            return Err(not_held());
+        if claim.detachable {
+            return self.release_if_owned(claim, grant).await.map(|()| None);
         }
+        let not_held = || Error::NotHeld { name: claim.name.clone() };
         let (context, node, moving_to) = {
             let mut claims = self.claims();
             let entry = claims.entries.get(&claim.id).ok_or_else(not_held)?;
@@ -84,6 +82,19 @@ impl ZooKeeperCore {
         Ok(self.grant_if_admitted(next, requested).await.ok().flatten())
     }
 
+    /// Releases a lock that may have been passed on to another claim: only if this claim still owns
+    /// the node. A next claim is not handed off to; it acquires by itself.
+    async fn release_if_owned(&self, claim: &Claim, grant: &Grant) -> Result<()> {
+        let not_held = || Error::NotHeld { name: claim.name.clone() };
+        let (_, _, node) = self.held_node(claim, grant).map_err(|_| not_held())?;
+        // Until the delete is answered: if this fails or is dropped, the claim is withdrawn.
+        let deletion = self.claims().end(claim.id, node.parent()).ok_or_else(not_held)?;
+        match self.delete_if_owned(claim.id, &deletion).await? {
+            NodeOwner::ThisClaim => Ok(()),
+            NodeOwner::OtherClaim | NodeOwner::Absent => Err(not_held()),
+        }
+    }
+
     /// The grant of a claim whose node was requested together with a release. `None` if it is not
     /// admitted at once: it then finds its node itself.
     async fn grant_if_admitted(
@@ -124,20 +135,14 @@ impl ZooKeeperCore {
             claims.withdrawn.insert(claim.id, self.clock.now());
             claims.end(claim.id, &parent)
         };
-        let path = deletion.as_ref().and_then(|deletion| deletion.path.clone());
         let deletion = match deletion {
-            // Checked first: to connect would take the session from the owner of the ticket.
-            Some(_) if claim.detachable && self.is_owned_by_another(claim.id, path).await? => {
-                self.claims().finish_deletion(claim.id);
-                return Ok(());
+            Some(deletion) if claim.detachable && deletion.path.is_some() => {
+                return self.delete_if_owned(claim.id, &deletion).await.map(drop);
             }
             Some(deletion) => deletion,
             // A claim of this client that is not in the table has no node; one of a ticket may.
             None if !claim.detachable => return Ok(()),
-            None => {
-                let (session, epoch) = (self.main.clone(), self.main.status().epoch);
-                NodeDeletion { session, tag: MAIN_SESSION, epoch, parent, path: None }
-            }
+            None => self.main_deletion(parent, None),
         };
         let connected = deletion.session.wait_connected(self.clock.now() + CONNECT_TIMEOUT).await;
         match connected {
@@ -147,21 +152,42 @@ impl ZooKeeperCore {
         self.delete_node(claim.id, &deletion).await.map_err(Error::from)
     }
 
-    /// Whether the node at `path` was passed on to another claim, as that of a detachable lock may
-    /// be.
-    async fn is_owned_by_another(&self, id: ClaimId, path: Option<String>) -> Result<bool> {
-        let Some(path) = path else { return Ok(false) };
-        self.wait_connected().await?;
-        let (sync, data) = (self.main.sync(&path), self.main.data(&path, false));
-        sync.done().await?;
-        let owner = match data.data().await {
-            Err(error) if error.is(ZkErrorCode::NO_NODE) => None,
-            read => {
-                let record = NodeRecord::decode(&read?.0);
-                record.and_then(|record| self.holding_claim(&path, &record))
+    /// The deletion, over the main session, of a node that another session may own.
+    pub(super) fn main_deletion(&self, parent: String, path: Option<String>) -> NodeDeletion {
+        let (session, epoch) = (self.main.clone(), self.main.status().epoch);
+        NodeDeletion { session, tag: MAIN_SESSION, epoch, parent, path }
+    }
+
+    /// Deletes the node of a detachable lock unless it was passed on to another claim. The node's
+    /// own session is ended afterwards: to connect it would take it from the owner of the ticket.
+    async fn delete_if_owned(&self, id: ClaimId, deletion: &NodeDeletion) -> Result<NodeOwner> {
+        let Some(path) = &deletion.path else { return Ok(NodeOwner::Absent) };
+        let owner = loop {
+            self.wait_connected().await?;
+            let (sync, data) = (self.main.sync(path), self.main.data(path, false));
+            sync.done().await?;
+            let (data, stat) = match data.data().await {
+                Err(error) if error.is(ZkErrorCode::NO_NODE) => break NodeOwner::Absent,
+                read => read?,
+            };
+            let record = NodeRecord::decode(&data);
+            let owner = record.and_then(|record| self.holding_claim(path, &record));
+            if owner.is_some_and(|owner| owner != id) {
+                break NodeOwner::OtherClaim;
+            }
+            match self.main.delete_version(path, stat.version).done().await {
+                Ok(()) => break NodeOwner::ThisClaim,
+                // Whatever changed the record may have passed the lock on.
+                Err(error) if error.is(ZkErrorCode::BAD_VERSION) => {}
+                Err(error) if error.is(ZkErrorCode::NO_NODE) => break NodeOwner::Absent,
+                Err(error) => return Err(error.into()),
             }
         };
-        Ok(owner.is_some_and(|owner| owner != id))
+        if owner != NodeOwner::OtherClaim && deletion.tag != MAIN_SESSION {
+            deletion.session.close().await;
+        }
+        self.claims().finish_deletion(id);
+        Ok(owner)
     }
 
     /// Deletes the node of a claim that is over, once. If that fails, it must be repeated: the
@@ -203,6 +229,14 @@ impl ZooKeeperCore {
     }
 }
 
+/// The claim to which the node of a detachable lock belongs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NodeOwner {
+    ThisClaim,
+    OtherClaim,
+    Absent,
+}
+
 /// A node that must be deleted.
 #[derive(Clone, Debug)]
 pub(super) struct NodeDeletion {
@@ -230,12 +264,13 @@ impl NodeDeletion {
         for child in children.iter().filter(|child| layout.is_node_of(child, id)) {
             let path = format!("{parent}/{child}");
             // A detachable lock may have been passed on to another claim, by the same node.
-            let owner = match session.data(&path, false).data().await {
+            let (data, stat) = match session.data(&path, false).data().await {
                 Err(error) if error.is(ZkErrorCode::NO_NODE) => continue,
-                read => NodeRecord::decode(&read?.0).map_or(id, |record| record.claim(id)),
+                read => read?,
             };
+            let owner = NodeRecord::decode(&data).map_or(id, |record| record.claim(id));
             if owner == id {
-                session.delete(&path).deleted().await?;
+                session.delete_version(&path, stat.version).deleted().await?;
             }
         }
         Ok(())

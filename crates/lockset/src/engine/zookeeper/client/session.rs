@@ -193,8 +193,13 @@ impl Session {
     }
 
     pub(crate) fn delete(&self, path: &str) -> PendingReply {
+        self.delete_version(path, -1)
+    }
+
+    /// Deletes a node if its data has this version.
+    pub(crate) fn delete_version(&self, path: &str, version: i32) -> PendingReply {
         self.shared.send(OpCode::Delete, |w| {
-            w.string(path).int(-1);
+            w.string(path).int(version);
         })
     }
 
