@@ -1,4 +1,4 @@
-//! The project's chores: `cargo xtask setup | test | bench | torture | proto | size | versions`.
+//! The project's chores; `cargo xtask` without a word lists them.
 //!
 //! `test` is the one command that checks everything on a machine that has Rust, a C compiler and
 //! nothing else. It stops at the first step that fails and ends with one line of totals.
@@ -18,13 +18,15 @@ use cargo::{Counts, cargo};
 
 type Outcome<T = ()> = Result<T, String>;
 
-const USAGE: &str = "usage: cargo xtask <setup | test | bench | torture | proto | size | versions>
+const USAGE: &str = "usage: cargo xtask <chore>
 
   setup     install what the tests need beyond Rust and a C compiler
   test      setup, then formatting, lints, docs, licences, all tests, all examples, and the
             instructions of a lock and release
   bench     the benchmarks, as tables of ratios (build first, then keep the machine quiet)
   torture   faults on real servers, judged by an oracle; `cargo xtask torture --help` says more
+  wrong-ways [NAME]
+            the classic mistakes of hand-made locks: steps and verdicts
   proto     write the code of etcd's messages again, after its proto file has changed
   size      the lines of code of the library by module
   versions  build with the lowest versions of the dependencies, and test the Redis engine with
@@ -36,7 +38,8 @@ fn main() -> ExitCode {
         Some("setup") => setup::setup(),
         Some("test") => test(),
         Some("bench") => bench(),
-        Some("torture") => torture(),
+        Some("torture") => run_program("lockset-torture"),
+        Some("wrong-ways") => run_program("lockset-wrong-ways"),
         Some("proto") => proto::write(),
         Some("size") => size::print(),
         Some("versions") => versions::check(),
@@ -147,11 +150,11 @@ fn bench() -> Outcome {
     Ok(())
 }
 
-/// Everything after the first word is for the program itself.
-fn torture() -> Outcome {
+/// Runs a program of this workspace. Everything after the first word is for the program itself.
+fn run_program(package: &str) -> Outcome {
     let words: Vec<String> = std::env::args().skip(2).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    cargo(&[&["run", "-q", "-p", "lockset-torture", "--"], &words[..]].concat())
+    cargo(&[&["run", "-q", "-p", package, "--"], &words[..]].concat())
 }
 
 fn step<T>(title: &str, work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {

@@ -451,6 +451,8 @@ fn prefix(text: &str) -> Result<String, lockset::Error> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -474,6 +476,16 @@ mod tests {
         ] {
             let error = duration(text).unwrap_err();
             assert!(error.contains(reason), "{text:?}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_duration_or_rejected(text in "\\PC{0,30}|[-+]?([0-9.]{1,25}[a-zµ ]{0,8}){1,3}") {
+            match duration(&text) {
+                Ok(span) => prop_assert!(!span.is_zero() && span <= MAX_DURATION),
+                Err(why) => prop_assert!(why.len() < 300, "{}", why),
+            }
         }
     }
 }

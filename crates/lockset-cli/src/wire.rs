@@ -269,6 +269,8 @@ fn garbled() -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -368,6 +370,21 @@ mod tests {
         for bytes in [&b""[..], b"?", b"X", b"S\x01\0\0\0a", b"L\xff\xff\xff\xff"] {
             assert!(Order::decode(bytes).is_err(), "{bytes:?}");
             assert!(Report::decode(bytes).is_err(), "{bytes:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_frame_is_read_or_rejected(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            for tag in 0..=u8::MAX {
+                let frame = [&[tag], &bytes[..]].concat();
+                let _ = (Order::decode(&frame), Report::decode(&frame));
+            }
+            let mut inbox = Inbox::default();
+            inbox.push(&bytes);
+            while let Some(frame) = inbox.next() {
+                prop_assert!(frame.len() <= bytes.len());
+            }
         }
     }
 }

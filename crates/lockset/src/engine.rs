@@ -230,7 +230,7 @@ pub struct Claim {
     pub replicas: Option<Replicas>,
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl Claim {
     /// A fresh exclusive claim, as the front would make it.
     pub(crate) fn plain(name: &str, ttl: Duration) -> Self {

@@ -100,11 +100,7 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn invalid(what: &'static str, value: &str, why: impl Into<String>) -> Self {
-        let mut shown: String = value.chars().take(LONGEST_SHOWN).collect();
-        if shown.len() < value.len() {
-            shown.push('…');
-        }
-        Error::Invalid { what, value: shown, why: why.into() }
+        Error::Invalid { what, value: shorten(value, LONGEST_SHOWN), why: why.into() }
     }
 
     pub(crate) fn lost(name: &Name, reason: LossReason) -> Self {
@@ -122,6 +118,15 @@ impl From<Infallible> for Error {
     fn from(never: Infallible) -> Self {
         match never {}
     }
+}
+
+/// The first characters of a text that came from outside, and whether there are more.
+pub(crate) fn shorten(text: &str, longest: usize) -> String {
+    let mut shown: String = text.chars().take(longest).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    shown
 }
 
 fn held_by(holder: &Option<Box<Holder>>) -> String {

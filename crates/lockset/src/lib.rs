@@ -116,6 +116,9 @@ pub mod engine;
 mod error;
 pub mod fence;
 mod fork;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod guard;
 mod hash;

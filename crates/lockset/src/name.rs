@@ -337,7 +337,10 @@ pub(crate) fn this_process() -> Arc<str> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::url::percent_decode;
 
     #[test]
     fn names_that_could_confuse_are_refused_with_the_reason() {
@@ -398,5 +401,29 @@ mod tests {
         assert!(Note::new(&"é".repeat(600)).is_err());
         assert!(Note::new("line\nbreak").is_err());
         assert!(Note::new("nightly backup").unwrap().by.contains('@'));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_name_or_rejected(text in "\\PC{0,300}|[a./ \\n\\u{85}]{0,12}") {
+            match text.parse::<Name>() {
+                Ok(name) => {
+                    prop_assert_eq!(name.as_str(), &text);
+                    prop_assert!(text.len() <= Name::MAX_LEN && !text.contains(char::is_control));
+                    prop_assert!(text.split('/').all(|part| !["", ".", ".."].contains(&part)));
+                }
+                Err(error) => prop_assert!(error.to_string().len() < 1024),
+            }
+            let _ = (text.parse::<Prefix>(), Note::new(&text));
+        }
+
+        #[test]
+        fn segments_can_be_read_back(
+            segments in prop::collection::vec("\\PC{1,8}|[./% \\n\\u{85}2E]{1,4}", 1..5),
+        ) {
+            let Ok(name) = Name::try_from(&segments[..]) else { return Ok(()) };
+            let read: Vec<_> = name.as_str().split('/').map(percent_decode).collect();
+            prop_assert_eq!(read, segments.into_iter().map(Some).collect::<Vec<_>>());
+        }
     }
 }

@@ -159,8 +159,10 @@ impl FromStr for ClaimId {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
+        // `from_str_radix` also takes a sign.
+        let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         match u128::from_str_radix(text, 16) {
-            Ok(bits) if text.len() == 32 => Ok(Self(bits)),
+            Ok(bits) if is_hex => Ok(Self(bits)),
             _ => Err(Error::invalid("claim id", text, "32 hexadecimal digits are needed")),
         }
     }
@@ -175,5 +177,21 @@ impl Serialize for ClaimId {
 impl<'de> Deserialize<'de> for ClaimId {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_claim_id_is_32_digits(text in "\\PC{0,40}|[0-9a-fA-F+-]{31,33}") {
+            if let Ok(id) = text.parse::<ClaimId>() {
+                prop_assert_eq!(id.to_string(), text.to_lowercase());
+            }
+        }
     }
 }

@@ -105,15 +105,18 @@ impl FromStr for Ticket {
         struct AnyVersion {
             version: u32,
         }
-        // The text itself is a secret, so no error repeats it.
+        // The text itself is a secret, so no error repeats it. The message of serde may.
         let refuse = |why: String| Error::invalid("ticket", "(not shown)", why);
+        let place =
+            |error: serde_json::Error| format!("line {} column {}", error.line(), error.column());
         let any: AnyVersion = serde_json::from_str(text)
-            .map_err(|error| refuse(format!("it is not a lockset ticket ({error})")))?;
+            .map_err(|error| refuse(format!("it is not a lockset ticket ({})", place(error))))?;
         if any.version != VERSION {
             let why = format!("it has version {}, this lockset knows {VERSION}", any.version);
             return Err(refuse(why));
         }
-        serde_json::from_str(text).map_err(|error| refuse(format!("it is damaged ({error})")))
+        serde_json::from_str(text)
+            .map_err(|error| refuse(format!("it is damaged ({})", place(error))))
     }
 }
 
@@ -129,6 +132,8 @@ impl fmt::Debug for Ticket {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use proptest::prelude::*;
 
     use super::*;
     use crate::{LockOptions, Lockset};
@@ -175,5 +180,67 @@ mod tests {
         let locks = Lockset::connect("memory:").await.unwrap();
         let error = locks.mutex("m").unwrap().lock().await.unwrap().detach().await.unwrap_err();
         assert!(error.to_string().contains("detachable"), "{error}");
+    }
+
+    fn written() -> String {
+        let claim = Claim { id: SECRET.parse().unwrap(), ..Claim::plain("m", Duration::MAX / 2) };
+        let key = vec![1, 2, 3];
+        let grant = Grant { token: Token::new(77), valid_until: Moment::NEVER, key };
+        Ticket::new("memory", "memory:", &claim, &grant).to_string()
+    }
+
+    const SECRET: &str = "0123456789abcdef0123456789abcdef";
+
+    /// A ticket that does not parse is still a secret: the lock may be held.
+    fn check(text: &str) {
+        match text.parse::<Ticket>() {
+            Ok(ticket) => {
+                let again: Ticket = ticket.to_string().parse().unwrap();
+                assert_eq!(again.to_string(), ticket.to_string());
+            }
+            Err(error) => {
+                let error = error.to_string();
+                let parts = SECRET.as_bytes().windows(8).map(|part| str::from_utf8(part).unwrap());
+                for part in parts {
+                    assert!(!error.contains(part), "{error}");
+                }
+                assert!(error.len() < 300, "{error}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_ticket_or_rejected(text in "\\PC{0,80}") {
+            check(&text);
+        }
+
+        #[test]
+        fn damaged_tickets_are_rejected_without_showing_them(
+            edits in prop::collection::vec((any::<prop::sample::Index>(), 0..4, "\\PC"), 1..4),
+        ) {
+            let mut text: Vec<char> = written().chars().collect();
+            for (at, edit, character) in edits {
+                let (at, character) = (at.index(text.len()), character.chars().next().unwrap());
+                match edit {
+                    0 => text.truncate(at + 1),
+                    1 => drop(text.remove(at)),
+                    2 => text.insert(at, character),
+                    _ => text[at] = character,
+                }
+                if text.is_empty() {
+                    break;
+                }
+            }
+            check(&text.into_iter().collect::<String>());
+        }
+
+        #[test]
+        fn secrets_in_the_wrong_place_are_not_shown(field in 0_usize..12) {
+            let written = written();
+            let fields: Vec<&str> = written.split(',').collect();
+            let (key, _) = fields[field % fields.len()].rsplit_once(':').unwrap();
+            check(&written.replace(fields[field % fields.len()], &format!("{key}:\"{SECRET}\"")));
+        }
     }
 }

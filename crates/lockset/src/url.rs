@@ -3,6 +3,9 @@
 //!
 //! The `url` crate does not serve, because it allows one host only.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod malformed;
+
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
@@ -204,7 +207,7 @@ impl Url {
         match self.options.iter().find(|(key, _)| !is_known(key)) {
             None => Ok(()),
             // What follows an unescaped `?` in a password looks like an option.
-            Some((key, value)) if key.contains('@') || value.contains('@') => {
+            Some(_) if self.options.iter().any(may_be_secret) => {
                 Err(Error::invalid("URL", HIDDEN, "`?` in a user or password is written %3F"))
             }
             Some((key, _)) => {
@@ -318,25 +321,27 @@ impl FromStr for Url {
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.scheme)?;
+        let is_guess = !is_serverless(&self.scheme) && self.options.iter().any(may_be_secret);
         match self.rest.strip_prefix("//") {
             // An engine without servers has no passwords.
             _ if is_serverless(&self.scheme) => f.write_str(&self.rest)?,
             None => f.write_str(HIDDEN)?,
             Some(rest) => {
                 let (authority, path) = split_authority(rest);
-                let path = if path.contains('@') { HIDDEN } else { path };
-                write!(f, "//{}{path}", without_passwords(&self.scheme, authority))?;
+                // What is before an unescaped `/` or `?` in a password looks like a host.
+                match path.contains('@') || is_guess {
+                    true => write!(f, "//{HIDDEN}")?,
+                    false => write!(f, "//{}{path}", without_passwords(&self.scheme, authority))?,
+                }
             }
+        }
+        if is_guess {
+            return f.write_str(HIDDEN);
         }
         let shown = self.options.iter().filter(|(key, _)| key != SENTINEL_LOGIN);
         for (index, (key, value)) in shown.enumerate() {
             let separator = if index == 0 { '?' } else { '&' };
-            // It may be a part of a password that contains `?`.
-            let may_be_secret = key.contains('@') || value.contains('@');
-            match may_be_secret && !["prefix", "ca", "cert", "key"].contains(&key.as_str()) {
-                true => write!(f, "{separator}{HIDDEN}")?,
-                false => write!(f, "{separator}{key}={value}")?,
-            }
+            write!(f, "{separator}{key}={value}")?;
         }
         Ok(())
     }
@@ -435,6 +440,12 @@ fn is_serverless(scheme: &str) -> bool {
     matches!(scheme, "memory" | "local")
 }
 
+/// Whether an option may be a part of a password that contains `?`.
+fn may_be_secret((key, value): &(String, String)) -> bool {
+    let may_contain_at = ["prefix", "ca", "cert", "key", SENTINEL_LOGIN];
+    (key.contains('@') || value.contains('@')) && !may_contain_at.contains(&key.as_str())
+}
+
 /// Logins and hosts, and the path with its slash. `#` has no meaning to an engine.
 fn split_authority(rest: &str) -> (&str, &str) {
     rest.split_at(rest.find('/').unwrap_or(rest.len()))
@@ -450,8 +461,13 @@ fn without_passwords(scheme: &str, authority: &str) -> String {
             Some(user) => format!("{user}@{hosts}"),
         },
     };
+    let is_login_or_host = |part: &str| part.contains('@') || is_host(part);
     match logins(scheme) {
-        Some(Logins::PerHost) => authority.split(',').map(hide).collect::<Vec<_>>().join(","),
+        Some(Logins::PerHost) if authority.split(',').all(is_login_or_host) => {
+            authority.split(',').map(hide).collect::<Vec<_>>().join(",")
+        }
+        // What follows a comma in a password looks like a user.
+        Some(Logins::PerHost) => HIDDEN.to_owned(),
         _ => hide(authority),
     }
 }
@@ -553,8 +569,8 @@ mod tests {
             ("memory:shop", "memory:shop"),
             ("local:///var/x@y.db?mode=660", "local:///var/x@y.db?mode=660"),
             // These are no valid URLs, so what is the password is a guess.
-            ("redis://me:1/hunter2@h", "redis://me:1…"),
-            ("redlock://me:hunter2,x@h", "redlock://…,x@h"),
+            ("redis://me:1/hunter2@h", "redis://…"),
+            ("redlock://me:hunter2,x@h", "redlock://…"),
             ("redis:hunter2@h", "redis:…"),
             ("rdeis://me:hunter2@h", "rdeis://me@h"),
         ] {

@@ -63,6 +63,8 @@ mod inspect;
 mod keys;
 mod leases;
 mod ledger;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod malformed;
 mod record;
 mod release;
 mod renew;

@@ -70,6 +70,8 @@ mod health;
 mod heartbeat;
 mod inspect;
 mod keys;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod malformed;
 mod push;
 mod reconnect;
 mod record;

@@ -63,6 +63,8 @@ mod connect;
 mod events;
 mod inspect;
 mod layout;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod malformed;
 mod paths;
 mod record;
 mod release;

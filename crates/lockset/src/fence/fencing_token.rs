@@ -113,6 +113,8 @@ impl FromStr for FencingToken {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -148,5 +150,23 @@ mod tests {
         }
         let greatest: FencingToken = "a=9223372036854775807".parse().unwrap();
         assert_eq!(greatest.as_i64(), i64::MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_token_or_rejected(text in "\\PC{0,40}|[a/%2F=é]{0,9}=[0-9+]{1,21}") {
+            if let Ok(token) = text.parse::<FencingToken>() {
+                prop_assert!(token.as_i64() >= 1);
+                prop_assert_eq!(token.to_string().parse::<FencingToken>().unwrap(), token);
+            }
+        }
+
+        #[test]
+        fn any_name_and_number_survive_the_text(name in "\\PC{1,20}", number in 1..=MAX_TOKEN) {
+            let Ok(token) = FencingToken::new(name, Token::new(number)) else { return Ok(()) };
+            let text = token.to_string();
+            prop_assert!(text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b','));
+            prop_assert_eq!(text.parse::<FencingToken>().unwrap(), token);
+        }
     }
 }

@@ -323,6 +323,8 @@ impl Drop for WakeHandle {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -358,5 +360,17 @@ mod tests {
         theirs.close();
         assert!(!ours.send(theirs.name(), &Message::Look(id)), "its socket is gone");
         assert!(!ours.send("../db", &Message::Look(id)), "a name leads nowhere else");
+    }
+
+    proptest! {
+        #[test]
+        fn any_message_is_read_or_ignored(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            for kind in [&b""[..], b"l", b"c"] {
+                let bytes = [kind, &bytes].concat();
+                if let Some(message) = Message::from_bytes(&bytes) {
+                    prop_assert_eq!(message.to_bytes(), bytes);
+                }
+            }
+        }
     }
 }

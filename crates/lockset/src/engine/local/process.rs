@@ -350,6 +350,8 @@ mod pidfd {
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn processes() -> Processes {
@@ -434,5 +436,18 @@ mod tests {
         child.wait().unwrap();
         assert!(seen.is_dead(&process.to_string()));
         seen.any_death(&[process.to_string()]).await;
+    }
+
+    proptest! {
+        #[test]
+        fn any_record_of_a_process_is_read_or_rejected(
+            text in "\\PC{0,40}|[0-9:+-]{0,30}",
+            stat in "[0-9]{0,12} \\([a-z() ]{0,9}\\) ([0-9-]{1,21} ){0,22}",
+        ) {
+            if let Ok(process) = text.parse::<Process>() {
+                prop_assert_eq!(process.to_string().parse::<Process>().ok(), Some(process));
+            }
+            let _ = (parse_stat(&stat), parse_stat(&text));
+        }
     }
 }

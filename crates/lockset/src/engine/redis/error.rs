@@ -4,7 +4,10 @@ use redis::{RedisError, Value};
 
 use super::ENGINE;
 use super::connect::RedisAddress;
-use crate::error::Error;
+use crate::error::{Error, shorten};
+
+/// Maximum length of a message, in characters: it may contain what the server sent.
+const MAX_MESSAGE: usize = 500;
 
 /// Why a request has no usable reply.
 #[derive(Clone, Debug)]
@@ -141,8 +144,11 @@ pub(super) fn unreachable_error(
     retryable: bool,
     source: Option<&RedisError>,
 ) -> Error {
-    let source = source
-        .map(|error| Box::<dyn std::error::Error + Send + Sync>::from(error.to_string()).into());
+    let source = source.map(|error| {
+        let text = shorten(&error.to_string(), MAX_MESSAGE);
+        Box::<dyn std::error::Error + Send + Sync>::from(text).into()
+    });
+    let what = shorten(&what, MAX_MESSAGE);
     Error::Unreachable { engine: ENGINE, what, retryable, source }
 }
 

@@ -21,6 +21,8 @@ pub(super) use self::wire::{
 };
 
 mod connection;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod malformed;
 mod request;
 mod servers;
 mod session;
