@@ -17,8 +17,10 @@ pub(crate) const USAGE: &str =
   --engine   only this one: memory, local, redis, redlock, etcd, zookeeper, fence
   --peer     only these, installed if they are not yet; without it, all that are installed";
 
-/// The peers of each language, and how they are installed.
-const LANGUAGES: &[(&[&str], fn() -> Outcome)] = &[
+/// The peers of a language, and how they are installed.
+type Language = (&'static [&'static str], fn() -> Outcome);
+
+const LANGUAGES: &[Language] = &[
     (&["rslock", "zookeeper-client"], || Ok(())),
     (&["distkit", "async-redis-lock", "etcd-client"], rust),
     (&["redis-py", "python-redis-lock", "kazoo"], python),

@@ -59,10 +59,8 @@ fn uncontended(ring: &mut Ring<'_>) {
     let mut teams = ring.teams(1, |_| TTL_MS);
     let sizes = if ring.pace.quick { FEW_TASKS } else { TASKS };
     // Those with a compiler at run time get some time for it.
-    let warm_up = if ring.pace.quick { 30 } else { 1_000 };
-    for team in &mut teams {
-        let _ = one_cycles(team, 16, warm_up);
-    }
+    let span = if ring.pace.quick { 30 } else { 1_000 };
+    warm_up(ring, &mut teams, (16, span));
     for placement in [Placement::OneCore, Placement::CoreEach] {
         for size in sizes {
             let slice = Slice { work: UNCONTENDED, placement, more: "", size: *size };
@@ -75,9 +73,7 @@ fn cycles(ring: &mut Ring<'_>, slice: Slice, teams: &mut Vec<Team>) {
     let span = ring.pace.span(Duration::from_millis(300)).as_millis();
     // Connections are made and scripts loaded before the first slice that counts.
     ring.place(slice.placement, teams);
-    for team in teams.iter_mut() {
-        let _ = one_cycles(team, slice.size, 30);
-    }
+    warm_up(ring, teams, (slice.size, 30));
     let (servers, rounds) = (ring.servers.clone(), ring.pace.rounds(ROUNDS));
     ring.rounds(slice, rounds, teams, |team| {
         let (server, client) = cpu(&servers, team);
@@ -91,6 +87,18 @@ fn cycles(ring: &mut Ring<'_>, slice: Slice, teams: &mut Vec<Team>) {
             ("client_cpu", client / count),
             ("server_cpu", server / count),
         ])
+    });
+}
+
+/// Cycles that do not count. A player that does not answer leaves, or its late answer would be taken
+/// for that to a later order.
+fn warm_up(ring: &mut Ring<'_>, teams: &mut Vec<Team>, (tasks, millis): (usize, u64)) {
+    teams.retain_mut(|team| match one_cycles(team, tasks, millis) {
+        Ok(_) => true,
+        Err(why) => {
+            ring.note(&team.player.name, &format!("left before {tasks} tasks"), why);
+            false
+        }
     });
 }
 
@@ -400,14 +408,10 @@ fn frozen(ring: &mut Ring<'_>) {
     }
     let mut teams = ring.teams(1, |_| TTL_MS);
     teams.retain(|team| team.player.role != Role::Floor);
-    for team in &mut teams {
-        let _ = one_cycles(team, 1, 100);
-    }
+    warm_up(ring, &mut teams, (1, 100));
     field.freeze_one(true);
     // Until those who notice it have noticed it.
-    for team in &mut teams {
-        let _ = one_cycles(team, 1, 1_000);
-    }
+    warm_up(ring, &mut teams, (1, 1_000));
     for size in [1, 64] {
         let placement = Placement::Anywhere;
         cycles(ring, Slice { work: FROZEN, placement, more: "", size }, &mut teams);
