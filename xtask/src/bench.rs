@@ -60,7 +60,7 @@ pub(crate) fn bench(args: &[String]) -> Outcome {
         // The command has the engine `local`, so its row belongs there.
         let engine = if *name == "run" { "local" } else { name };
         if engines.is_empty() || engines.contains(&engine) {
-            let is_ours = command.contains(&"lockset-bench") && *name != "fence";
+            let is_ours = command.contains(&"lockset-bench");
             let more: &[&str] = if quick && is_ours { &["--quick"] } else { &[] };
             keep(name, &[command, more].concat())?;
         }
