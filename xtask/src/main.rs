@@ -4,6 +4,7 @@
 //! nothing else. It stops at the first step that fails and ends with one line of totals.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a tool that talks to a person")]
 
+mod bench;
 mod cargo;
 mod licences;
 mod proto;
@@ -23,7 +24,7 @@ const USAGE: &str = "usage: cargo xtask <chore>
   setup     install what the tests need beyond Rust and a C compiler
   test      setup, then formatting, lints, docs, licences, all tests, all examples, and the
             instructions of a lock and release
-  bench     the benchmarks, as tables of ratios (build first, then keep the machine quiet)
+  bench     the benchmarks, as bench/REPORT.md: [--quick] [--engine NAME]… [--peer NAME]…
   torture   faults on real servers, judged by an oracle; `cargo xtask torture --help` says more
   wrong-ways [NAME]
             the classic mistakes of hand-made locks: steps and verdicts
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
     let outcome = match chore.as_deref() {
         Some("setup") => setup::setup(),
         Some("test") => test(),
-        Some("bench") => bench(),
+        Some("bench") => bench::bench(&std::env::args().skip(2).collect::<Vec<_>>()),
         Some("torture") => run_program("lockset-torture"),
         Some("wrong-ways") => run_program("lockset-wrong-ways"),
         Some("proto") => proto::write(),
@@ -134,20 +135,6 @@ fn examples_of(package: &str) -> Outcome<Vec<String>> {
     let mut names: Vec<String> = entries.filter_map(name).collect();
     names.sort();
     Ok(names)
-}
-
-fn bench() -> Outcome {
-    // Built before the first is run, so that nothing disturbs the measuring.
-    let benches = ["-p", "lockset", "-p", "lockset-cli", "--benches"];
-    cargo(&[&["bench", "-q", "--no-run"], &benches[..]].concat())?;
-    cargo(&["build", "-q", "--release", "-p", "lockset-bench"])?;
-    for (package, bench) in [("lockset", "memory"), ("lockset", "local"), ("lockset-cli", "run")] {
-        cargo(&["bench", "-q", "-p", package, "--bench", bench])?;
-    }
-    for engine in ["redis", "etcd", "zookeeper", "redlock", "fence"] {
-        cargo(&["run", "-q", "--release", "-p", "lockset-bench", "--", engine])?;
-    }
-    Ok(())
 }
 
 /// Runs a program of this workspace. Everything after the first word is for the program itself.

@@ -87,8 +87,13 @@ fn programs() -> Outcome {
     }
 }
 
+/// A program that only a peer of the benchmarks needs.
+pub(crate) fn need(program: &str, debian: &str) -> Outcome {
+    if installed(program) { Ok(()) } else { install(&[debian]) }
+}
+
 /// Makes `target/venv`, or brings it to the pinned versions; fetches nothing if they are there.
-fn python() -> Outcome {
+pub(crate) fn python() -> Outcome {
     let venv = target_folder().join("venv");
     let python = venv.join("bin/python");
     if has_python_packages(&python) {
@@ -117,7 +122,7 @@ fn has_python_packages(python: &Path) -> bool {
     output.status.success() && PYTHON_PACKAGES.lines().all(is_present)
 }
 
-fn target_folder() -> PathBuf {
+pub(crate) fn target_folder() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => folder.into(),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target"),

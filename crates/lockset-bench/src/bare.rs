@@ -5,7 +5,6 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::measure::now;
-use crate::server::Server;
 
 /// Deletes the lock if it is ours.
 pub(crate) const COMPARE_AND_DELETE: &str =
@@ -28,14 +27,17 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    pub(crate) fn new(server: &Server, depth: u64) -> Self {
-        let sha = server.ask(&["script", "load", COMPARE_AND_DELETE]);
-        let keys: Vec<String> = (0..depth).map(|number| format!("raw/{number}")).collect();
+    /// The keys are as long as those of [`Ours`](crate::peers::Ours).
+    pub(crate) fn new(port: u16, depth: u64) -> Self {
+        let mut stream = connect(port);
+        let sha = load(&mut stream, COMPARE_AND_DELETE);
+        let key = |number| format!("lockset:raws/00000000000000000000000000000000/{number}");
+        let keys: Vec<String> = (0..depth).map(key).collect();
         let all = |request: &dyn Fn(&str) -> Vec<u8>| -> Vec<u8> {
             keys.iter().flat_map(|key| request(key)).collect()
         };
         Self {
-            stream: connect(server),
+            stream,
             set: all(&|key| request(&["SET", key, ID, "NX", "PX", TTL_MS])),
             release: all(&|key| request(&["EVALSHA", &sha, "1", key, ID])),
             set_answers: b"+OK\r\n".repeat(depth as usize),
@@ -71,13 +73,13 @@ pub(crate) struct Floor {
 impl Floor {
     const HAND_OFFS: usize = 300;
 
-    pub(crate) fn new(server: &Server) -> Self {
-        let sha = server.ask(&["script", "load", DELETE_AND_PUBLISH]);
-        let mut waiter = connect(server);
+    pub(crate) fn new(port: u16) -> Self {
+        let (mut holder, mut waiter) = (connect(port), connect(port));
+        let sha = load(&mut holder, DELETE_AND_PUBLISH);
         waiter.write_all(&request(&["SUBSCRIBE", "inbox"])).unwrap();
         expect(&mut waiter, b"*3\r\n$9\r\nsubscribe\r\n$5\r\ninbox\r\n:1\r\n");
         Self {
-            holder: connect(server),
+            holder,
             waiter,
             set: request(&["SET", "floor", ID, "NX", "PX", TTL_MS]),
             release: request(&["EVALSHA", &sha, "1", "floor", ID, "inbox", ID]),
@@ -95,7 +97,7 @@ impl Floor {
         (0..Self::HAND_OFFS).map(|_| self.hand_off()).collect()
     }
 
-    fn hand_off(&mut self) -> f64 {
+    pub(crate) fn hand_off(&mut self) -> f64 {
         self.holder.write_all(&self.set).unwrap();
         expect(&mut self.holder, b"+OK\r\n");
         let start = now();
@@ -107,22 +109,30 @@ impl Floor {
     }
 }
 
-fn connect(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+/// A script's name, after the server has it.
+fn load(stream: &mut TcpStream, script: &str) -> String {
+    stream.write_all(&request(&["SCRIPT", "LOAD", script])).unwrap();
+    let mut answer = [0; "$40\r\n\r\n".len() + 40];
+    stream.read_exact(&mut answer).unwrap();
+    String::from_utf8(answer[5..45].to_vec()).unwrap()
+}
+
+pub(crate) fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_nodelay(true).unwrap();
     stream
 }
 
 /// An array of strings, as RESP writes it.
-fn request(words: &[&str]) -> Vec<u8> {
+pub(crate) fn request(words: &[&str]) -> Vec<u8> {
     let head = format!("*{}\r\n", words.len());
     let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
     std::iter::once(head).chain(words).collect::<String>().into_bytes()
 }
 
 /// Every answer is known beforehand, so nothing needs to be parsed.
-fn expect(stream: &mut TcpStream, answer: &[u8]) {
-    let mut buffer = [0; 1024];
+pub(crate) fn expect(stream: &mut TcpStream, answer: &[u8]) {
+    let mut buffer = [0; 2048];
     let buffer = &mut buffer[..answer.len()];
     stream.read_exact(buffer).unwrap();
     assert_eq!(buffer, answer, "{}", String::from_utf8_lossy(buffer));

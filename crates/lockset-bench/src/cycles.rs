@@ -108,7 +108,7 @@ fn measure<'a>(
     [ct, mt]: &'a [Runtime; 2],
     tasks: usize,
 ) -> (Variant<'a>, [OnRuntime<'a>; 2]) {
-    let mut bare = Raw::new(server, tasks as u64);
+    let mut bare = Raw::new(server.port(), tasks as u64);
     let mut raw = Variant::new(move |span| bare.cycles(span));
     let mut ct = OnRuntime::new("current_thread", server, ct, tasks);
     let mut mt = OnRuntime::new("multi_thread(2)", server, mt, tasks);

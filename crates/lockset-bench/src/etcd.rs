@@ -16,7 +16,7 @@ use crate::measure::{Order, Pace, median, median_ratio, now, rotated};
 use crate::table::{Table, Target, micros, per_second};
 use crate::turns::Stamp;
 
-mod calls;
+pub(crate) mod calls;
 
 pub(crate) const USAGE: &str = "etcd [--quick] [rows…]
 

@@ -57,7 +57,7 @@ pub(crate) fn in_a_process(server: &Server, pace: Pace, table: &mut Table) {
     let ct = Ours::new(server, Builder::new_current_thread().enable_all().build().unwrap());
     let many = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mt = Ours::new(server, many);
-    let (mut python, mut floor) = (python(server), Floor::new(server));
+    let (mut python, mut floor) = (python(server), Floor::new(server.port()));
     let mut lines = LINES.map(|_| Line::default());
     for round in 0..pace.rounds(ROUNDS) {
         for (line, waiters) in lines.iter_mut().zip(LINES) {
@@ -133,7 +133,7 @@ impl Ours {
         self.runtime.block_on(async {
             let mutex = self.locks.mutex("line").unwrap();
             let first = mutex.lock().await.unwrap();
-            let turns = Turns::start(&mutex, waiters, 1).await;
+            let turns = Turns::start((0..waiters).map(|_| mutex.clone()), 1).await;
             first.release().await.unwrap();
             Run::new(&[turns.finish().await])
         })

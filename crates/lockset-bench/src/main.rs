@@ -21,8 +21,11 @@ mod child;
 mod contenders;
 mod contest;
 mod cycles;
+mod driver;
+mod drivers;
 mod etcd;
 mod fence;
+mod floors;
 mod handoff;
 mod idle;
 mod measure;
@@ -30,8 +33,10 @@ mod peers;
 mod processes;
 mod redlock;
 mod renewing;
+mod report;
 mod server;
 mod shortcuts;
+mod svg;
 mod table;
 mod turns;
 mod zookeeper;
@@ -69,9 +74,11 @@ fn main() -> ExitCode {
         ["zookeeper", rest @ ..] => zookeeper::run(rest),
         ["etcd", rest @ ..] => etcd::run(rest),
         ["fence", rest @ ..] => fence::run(rest),
+        ["report", rest @ ..] => report::run(rest),
+        ["page", rest @ ..] => report::write_page(rest),
         // This program is also the other processes of its own measurements.
-        ["child", url] => {
-            child::obey(url);
+        ["driver", rest @ ..] => {
+            drivers::run(rest);
             ExitCode::SUCCESS
         }
         _ => {
@@ -84,7 +91,7 @@ fn main() -> ExitCode {
 fn usage() -> String {
     let names: Vec<&str> = SECTIONS.iter().map(|section| section.name).collect();
     let redis = format!("redis [--quick] [rows…]\n\nrows: {}", names.join(", "));
-    let others = [redlock::USAGE, zookeeper::USAGE, etcd::USAGE, fence::USAGE];
+    let others = [report::USAGE, redlock::USAGE, zookeeper::USAGE, etcd::USAGE, fence::USAGE];
     let others = others.map(|one| format!("       lockset-bench {one}"));
     format!("usage: lockset-bench {redis}\n\n{}", others.join("\n\n"))
 }

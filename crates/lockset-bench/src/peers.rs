@@ -113,9 +113,10 @@ pub(crate) fn python(server: &Server) -> Child {
     let python = target_folder().join("venv/bin/python");
     let found = python.is_file();
     assert!(found, "{} is needed: run `cargo xtask setup`", python.display());
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/python_redis_lock.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/python/driver.py");
     let mut command = Command::new(python);
-    command.arg(script).arg(server.port().to_string());
+    let address = format!("127.0.0.1:{}", server.port());
+    command.arg(script).args(["python-redis-lock", &address, "30000"]);
     Child::start(&mut command)
 }
 
@@ -134,7 +135,7 @@ fn unique() -> u128 {
     lockset::engine::ClaimId::random().to_bits()
 }
 
-fn target_folder() -> PathBuf {
+pub(crate) fn target_folder() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => folder.into(),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"),

@@ -19,7 +19,7 @@ const NAME: &str = "ball";
 pub(crate) fn hand_off(server: &Server, pace: Pace, table: &mut Table) {
     let mut ours = Ours::new(server);
     let mut pythons: Vec<Child> = (0..PROCESSES).map(|_| python(server)).collect();
-    let mut floor = Floor::new(server);
+    let mut floor = Floor::new(server.port());
     for waiters in [16, 128] {
         let (mut halves, mut floors, mut shares) = (Vec::new(), Vec::new(), Vec::new());
         let (mut rates, mut python_rates) = (Vec::new(), Vec::new());

@@ -4,19 +4,19 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use lockset::{Lockset, Mutex};
-use lockset_testkit::stage::RedlockNodes;
+use lockset_testkit::stage::{RedisServer, RedlockNodes};
 use rslock::LockManager;
 use rustix::process::Signal;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::child::Child;
-use crate::measure::{Order, Pace, median, median_ratio, now, rotated};
+use crate::measure::{Order, Pace, median, median_ratio, rotated};
 use crate::table::{Table, Target, micros, per_second};
-use crate::turns::{Run, Stamp};
+use crate::turns::Run;
 
 pub(crate) const USAGE: &str = "redlock [--quick] [rows…]
 
@@ -176,13 +176,13 @@ impl Field {
     }
 
     fn contenders(&self, pace: Pace, table: &mut Table) {
-        let exe = std::env::current_exe().unwrap();
-        let start = |arg: &str| -> Vec<Child> {
-            let child = || Child::start(Command::new(&exe).args(["child", arg]));
-            (0..PROCESSES).map(|_| child()).collect()
+        let ttl = TTL.as_millis().to_string();
+        let start = |peer: &str, address: &str| -> Vec<Child> {
+            let child = |_| Child::of_this_program(&[peer, address, &ttl]);
+            (0..PROCESSES).map(child).collect()
         };
-        let mut ours = start(&self.url);
-        let mut theirs = start(&format!("{RSLOCK}{}", self.servers.url()));
+        let mut ours = start("lockset", &self.url);
+        let mut theirs = start("rslock", self.servers.url().trim_start_matches("redlock://"));
         let (mut rates, mut their_rates) = (Vec::new(), Vec::new());
         for round in 0..pace.rounds(5) {
             for place in rotated(2, round) {
@@ -208,44 +208,12 @@ fn contend(children: &mut [Child], grants: usize) -> f64 {
     Run::new(&stamps).per_second
 }
 
-/// How the URL of a child begins that is to use rslock.
-pub(crate) const RSLOCK: &str = "rslock+";
-
-pub(crate) async fn ours_at(url: &str) -> Lockset {
+async fn ours_at(url: &str) -> Lockset {
     Lockset::builder(url).ttl(TTL).connect().await.unwrap()
 }
 
-/// The crate rslock on the nodes of this URL.
-pub(crate) fn rslock_at(url: &str) -> LockManager {
-    let hosts = url.trim_start_matches("redlock://").split(',');
-    LockManager::new(hosts.map(|host| format!("redis://{host}")).collect::<Vec<_>>())
-}
-
 fn rslock(servers: &RedlockNodes) -> LockManager {
-    rslock_at(&servers.url())
-}
-
-/// Contenders by rslock, as it comes: those who do not get the lock ask again.
-pub(crate) async fn contend_by_rslock(
-    locks: &LockManager,
-    name: &str,
-    waiters: usize,
-    each: usize,
-) -> Vec<Stamp> {
-    println!("queued");
-    let turns = (0..waiters).map(async |_| {
-        let mut stamps = Vec::new();
-        while stamps.len() < each {
-            let Ok(lock) = locks.lock(name, TTL).await else { continue };
-            let granted = now();
-            stamps.push(Stamp { granted, released: now(), token: 0 });
-            locks.unlock(&lock).await;
-        }
-        stamps
-    });
-    let stamps = futures_util::future::join_all(turns).await.into_iter().flatten().collect();
-    println!("done");
-    stamps
+    LockManager::new(servers.nodes.iter().map(RedisServer::url).collect::<Vec<_>>())
 }
 
 /// A bare blocking socket to each server.

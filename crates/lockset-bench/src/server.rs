@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use lockset_testkit::stage::RedisServer;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Leaves this process, and all it will start, one core; answers which. Also lets it have as many
@@ -17,9 +17,14 @@ pub(crate) fn pin_to_one_core() -> usize {
     let mut one = CpuSet::new();
     one.set(core);
     sched_setaffinity(None, &one).unwrap();
+    allow_many_files();
+    core
+}
+
+/// Lets this process, and all it will start, have as many connections as the system allows.
+pub(crate) fn allow_many_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
-    core
 }
 
 /// A `redis-server` without persistence on a port of its own.
@@ -50,6 +55,15 @@ impl Server {
 
     pub(crate) fn ask(&self, command: &[&str]) -> String {
         self.redis.ask(command)
+    }
+
+    /// A field of a section of `INFO`.
+    pub(crate) fn info(&self, section: &str, name: &str) -> Option<String> {
+        self.redis.info(&["info", section], name)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.redis.signal(signal);
     }
 
     /// Seconds for which the server's main thread, which runs all commands, has been on a core.

@@ -1,14 +1,28 @@
 //! Waiters that take turns with one lock, and what their stamps tell.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex as Shared};
+use std::task::Poll;
 
-use futures_util::poll;
-use lockset::Mutex;
 use tokio::sync::Notify;
 
 use crate::measure::now;
+
+/// A lock of one name, of whichever library.
+pub(crate) trait Lock: Send + Sync + 'static {
+    type Held: Send + 'static;
+
+    /// Waits as long as it takes.
+    fn lock(&self) -> impl Future<Output = Self::Held> + Send;
+
+    fn unlock(&self, held: Self::Held) -> impl Future<Output = ()> + Send;
+
+    /// Zero where the lock has none.
+    fn token(_held: &Self::Held) -> u64 {
+        0
+    }
+}
 
 /// One grant: when `lock()` returned and when `release()` was called.
 #[derive(Clone, Copy, Debug)]
@@ -31,9 +45,13 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Starts `waiters` tasks that lock and release at once, `each` times each; answers when all
-    /// are in line.
-    pub(crate) async fn start(mutex: &Mutex, waiters: usize, each: usize) -> Arc<Self> {
+    /// Starts a task for each lock, which locks and releases at once, `each` times; answers when
+    /// all are in line.
+    pub(crate) async fn start<L: Lock>(
+        locks: impl ExactSizeIterator<Item = L>,
+        each: usize,
+    ) -> Arc<Self> {
+        let waiters = locks.len();
         let turns = Arc::new(Self {
             stamps: Shared::new(Vec::with_capacity(waiters * each)),
             waiters,
@@ -41,8 +59,8 @@ impl Turns {
             finished: AtomicUsize::new(0),
             over: Notify::new(),
         });
-        for _ in 0..waiters {
-            tokio::spawn(turns.clone().wait(mutex.clone(), each));
+        for lock in locks {
+            tokio::spawn(turns.clone().wait(lock, each));
         }
         while turns.queued.load(Ordering::Acquire) < waiters {
             tokio::task::yield_now().await;
@@ -56,27 +74,35 @@ impl Turns {
         std::mem::take(&mut self.stamps.lock().unwrap())
     }
 
-    async fn wait(self: Arc<Self>, mutex: Mutex, each: usize) {
+    async fn wait<L: Lock>(self: Arc<Self>, lock: L, each: usize) {
         for round in 0..each {
-            let mut locking = pin!(mutex.lock());
+            let mut locking = pin!(lock.lock());
             // In line after the first look, at the latest.
-            let at_once = poll!(locking.as_mut());
+            let at_once = poll_once(locking.as_mut()).await;
             if round == 0 {
                 self.queued.fetch_add(1, Ordering::AcqRel);
             }
-            let guard = match at_once {
-                std::task::Poll::Ready(guard) => guard.unwrap(),
-                std::task::Poll::Pending => locking.await.unwrap(),
+            let held = match at_once {
+                Some(held) => held,
+                None => locking.await,
             };
-            let granted = now();
-            let token = guard.token().get();
+            let (granted, token) = (now(), L::token(&held));
             self.stamps.lock().unwrap().push(Stamp { granted, released: now(), token });
-            guard.release().await.unwrap();
+            lock.unlock(held).await;
         }
         if self.finished.fetch_add(1, Ordering::AcqRel) + 1 == self.waiters {
             self.over.notify_one();
         }
     }
+}
+
+/// Polls once, and returns the output if it is ready.
+pub(crate) async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+    std::future::poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
 }
 
 /// What was seen of one lock's way through one or more processes.

@@ -11,50 +11,50 @@ use tonic_prost::ProstCodec;
 
 /// One channel to a server.
 #[derive(Clone)]
-pub(super) struct Calls(Grpc<Channel>);
+pub(crate) struct Calls(Grpc<Channel>);
 
 /// What there is below a prefix.
-pub(super) struct Below {
-    pub(super) keys: i64,
+pub(crate) struct Below {
+    pub(crate) keys: i64,
     /// Of the whole store: how many writes there were.
-    pub(super) revision: i64,
+    pub(crate) revision: i64,
 }
 
 impl Calls {
-    pub(super) async fn connect(port: u16) -> Self {
+    pub(crate) async fn connect(port: u16) -> Self {
         let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
         Self(Grpc::new(endpoint.tcp_nodelay(true).connect().await.unwrap()))
     }
 
     /// Waits for the lock of this name; answers the key by which it is held.
-    pub(super) async fn lock(&self, name: &str, lease: i64) -> Vec<u8> {
+    pub(crate) async fn lock(&self, name: &str, lease: i64) -> Vec<u8> {
         let request = LockRequest { name: name.into(), lease };
         let answer: LockResponse = self.call("/v3lockpb.Lock/Lock", request).await;
         answer.key
     }
 
-    pub(super) async fn unlock(&self, key: Vec<u8>) {
+    pub(crate) async fn unlock(&self, key: Vec<u8>) {
         let Nothing {} = self.call("/v3lockpb.Lock/Unlock", UnlockRequest { key }).await;
     }
 
     /// A new lease for so many seconds.
-    pub(super) async fn lease(&self, ttl: i64) -> i64 {
+    pub(crate) async fn lease(&self, ttl: i64) -> i64 {
         let request = LeaseGrantRequest { ttl };
         let answer: LeaseGrantResponse = self.call("/etcdserverpb.Lease/LeaseGrant", request).await;
         answer.id
     }
 
-    pub(super) async fn put(&self, key: &str, lease: i64) {
+    pub(crate) async fn put(&self, key: &str, lease: i64) {
         let request = PutRequest { key: key.into(), lease };
         let Nothing {} = self.call("/etcdserverpb.KV/Put", request).await;
     }
 
-    pub(super) async fn delete(&self, key: &str) {
+    pub(crate) async fn delete(&self, key: &str) {
         let request = DeleteRangeRequest { key: key.into() };
         let Nothing {} = self.call("/etcdserverpb.KV/DeleteRange", request).await;
     }
 
-    pub(super) async fn below(&self, prefix: &str) -> Below {
+    pub(crate) async fn below(&self, prefix: &str) -> Below {
         let (key, mut range_end) = (prefix.as_bytes().to_vec(), prefix.as_bytes().to_vec());
         *range_end.last_mut().expect("a prefix is not empty") += 1;
         let request = RangeRequest { key, range_end, count_only: true };

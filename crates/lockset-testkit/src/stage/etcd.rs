@@ -168,12 +168,24 @@ impl EtcdServers {
 
     /// A metric of the first server, by its name in `/metrics`.
     pub fn metric(&self, name: &str) -> u64 {
+        let answer = self.all_metrics();
+        let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name}")).parse::<f64>().unwrap() as u64
+    }
+
+    /// The sum of a metric of the first server over all its labels.
+    pub fn metrics(&self, name: &str) -> f64 {
+        let answer = self.all_metrics();
+        let labelled = answer.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
+        labelled.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    }
+
+    fn all_metrics(&self) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port(0))).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value.unwrap_or_else(|| panic!("no {name}")).parse::<f64>().unwrap() as u64
+        answer
     }
 
     /// Which server leads, as the responding server with the newest term says.
