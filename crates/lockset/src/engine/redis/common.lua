@@ -263,7 +263,7 @@ local function leave_free(k, token, next)
   return true
 end
 
--- The waiter at this position of the queue; and whether there may be tombstones, where that is seen.
+-- The waiter at this position of the queue; and whether there may be tombstones, if that is seen.
 local function waiter_at(k, position)
   if position > 0 then
     return call('ZRANGEBYSCORE', k.queue, 1, '+inf', 'LIMIT', position, 1)[1]
@@ -434,7 +434,9 @@ local function end_claim(k, id, token, next)
   if held then fine, is_free = pcall(leave_free, k, held, next) end
   if not (fine and is_free) then
     local done, now_held, _, _, known = pcall(hand_over, k, nil, value)
-    if done and known then after = { value = now_held, left = known.left, buried = known.buried } end
+    if done and known then
+      after = { value = now_held, left = known.left, buried = known.buried }
+    end
   end
   return (held and held == token) and 'released' or 'not-held', after
 end

@@ -1,6 +1,6 @@
 -- Releases a lock and acquires it for another claim of the same client: as `release_fast.lua`, then
--- as `acquire_fast.lua` if it was released. KEYS as of `acquire_fast.lua`. ARGV its four ('' without
--- an own floor), then the first of `release_fast.lua`, and the token. Returns both replies.
+-- as `acquire_fast.lua` if it was released. KEYS as of `acquire_fast.lua`. ARGV its four (''
+-- without an own floor), then the first of `release_fast.lua`, and the token. Returns both replies.
 --
 -- The fast path comes first: only this client wants the lock. Not with courtesy, which must know
 -- since when a lock is handed over.
