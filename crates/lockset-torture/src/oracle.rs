@@ -29,7 +29,7 @@ mod tokens;
 mod tests;
 
 pub use data::DataCounts;
-pub use exceptions::Exception;
+pub use exceptions::{Exception, LEADER};
 
 /// A promise that was broken.
 #[derive(Clone, Debug, PartialEq)]

@@ -80,27 +80,7 @@ pub fn page(summaries: &[Summary]) -> String {
     text
 }
 
-const HEAD: &str = "# Fault tests on real servers
-
-`cargo xtask torture report` wrote this page from the runs that it lists. Client processes lock, read, work, write
-and release on real servers while a nemesis breaks clients, servers and connections by a schedule that the seed
-decides. Each process records what it believes; an oracle judges the histories, from the histories alone:
-
-* beliefs in one exclusive section never overlap, and at most `limit` permits are held;
-* tokens are unique and grow in real time;
-* waiters of one process are served in order, processes in turn;
-* a holder is told of the end of its lease by the deadline;
-* every lock is granted again within two leases after the last fault (and what the engine needs to recover);
-* a register that checks tokens loses no acknowledged write.
-
-What [GUARANTEES.md](../GUARANTEES.md) excepts is counted by its name and is not a violation. A fenced register has no
-exception. `cargo test -p lockset-torture` runs a short round on each engine.
-
-    cargo xtask torture --engine all --faults all --seconds 60 --seed 1
-    cargo xtask torture --engine redis --faults server-wipe,client-stop --seconds 300 --clients 8 --export edn
-
-The history, a timeline (`timeline.svg`) and the numbers of each run are in `target/torture/<engine>-<seed>/`.
-";
+const HEAD: &str = include_str!("../page_head.md");
 
 fn runs(ours: &[&Summary]) -> String {
     let mut text = String::from(
@@ -223,19 +203,7 @@ fn peer_table(peers: &[&Summary]) -> String {
     text
 }
 
-const PEERS: &str = "
-## Other locks in the same test
-
-Small drivers of our own, each in its language, configured as the documentation of the lock recommends; locks that
-nothing renews are not held for longer than their lease. A belief lasts until the release, until the lock tells
-its loss, or until the end that the lock itself names. Our own engines under the same faults are in the rows that have
-their names. Writes are counted from the begin of a fault to the begin of the next one.
-
-    cargo xtask torture --peers all --seconds 60 --seed 21
-
-| lock × fault | writes attempted | acknowledged | lost | lost with the fence | overlapping beliefs | longest stall |
-|---|--:|--:|--:|--:|--:|--:|
-";
+const PEERS: &str = include_str!("../page_peers.md");
 
 /// In the order of the command line.
 fn by_engine<'a>(runs: &[&'a Summary]) -> BTreeMap<&'a str, Vec<&'a Summary>> {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::history::{History, Nanos, Outcome, Promise, Register, What};
 use crate::holds::{Facts, FaultSpan};
-use crate::oracle::Verdict;
+use crate::oracle::{Verdict, judge};
 
 /// One run in numbers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -117,16 +117,20 @@ impl Summary {
         self.violations.is_empty()
     }
 
-    /// Reads the summaries of all runs below this folder.
+    /// The summaries of all runs below this folder, from their histories, which are judged again:
+    /// what an older oracle excused does not count.
     ///
     /// # Errors
     /// If one cannot be read.
     pub fn read_all(folder: &Path) -> std::io::Result<Vec<Self>> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(folder)? {
-            let file = entry?.path().join("summary.json");
+            let folder = entry?.path();
+            let file = folder.join("summary.json");
             if file.is_file() {
-                found.push(serde_json::from_str::<Self>(&std::fs::read_to_string(file)?)?);
+                let old: Self = serde_json::from_str(&std::fs::read_to_string(file)?)?;
+                let history = History::read(&folder)?;
+                found.push(Self::of(&history, &judge(&history), old.command, old.version));
             }
         }
         found.sort_by(|one, other| (&one.engine, one.seed).cmp(&(&other.engine, other.seed)));

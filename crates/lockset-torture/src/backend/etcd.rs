@@ -4,6 +4,7 @@ use lockset_testkit::stage::EtcdServers;
 use rustix::process::Signal;
 
 use super::{Backend, EngineKind, Links, Strike, unsupported};
+use crate::oracle::LEADER;
 use crate::schedule::Fault;
 
 #[derive(Debug)]
@@ -31,11 +32,14 @@ impl Backend for EtcdBackend {
 
     fn strike(&self, fault: Fault, pick: u64) -> Strike<'_> {
         let servers = &self.servers;
+        let leader = servers.leader();
         let place = match fault {
-            Fault::LeaderKill | Fault::LeaderStop => servers.leader(),
+            Fault::LeaderKill | Fault::LeaderStop => leader,
             _ => pick as usize % servers.number(),
         };
-        let target = format!("server {place}");
+        // The oracle excepts something only if it led.
+        let role = if place == leader { LEADER } else { "" };
+        let target = format!("server {place}{role}");
         match fault {
             Fault::ServerStop | Fault::LeaderStop => {
                 servers.signal(place, Signal::STOP);

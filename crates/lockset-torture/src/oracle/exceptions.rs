@@ -6,6 +6,9 @@ use super::Finding;
 use crate::history::{Nanos, Promise, Setup};
 use crate::holds::{Facts, FaultSpan};
 
+/// How the target of a fault ends if it led its cluster when it was struck.
+pub const LEADER: &str = ", the leader";
+
 /// A named exception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Exception {
@@ -78,7 +81,9 @@ fn broken_by(setup: &Setup, fault: &FaultSpan) -> Option<Exception> {
         // Any of these may promote a replica.
         ("sentinel" | "cluster", "server-stop" | "server-kill" | "leader-kill" | "leader-stop")
         | ("sentinel", "cut-off") => Some(Exception::Failover),
-        ("etcd", "server-stop" | "leader-stop") if lasted(fault) > setup.ttl() => {
+        ("etcd", "server-stop" | "leader-stop")
+            if fault.target.ends_with(LEADER) && lasted(fault) > setup.ttl() =>
+        {
             Some(Exception::Etcd15247)
         }
         _ => None,

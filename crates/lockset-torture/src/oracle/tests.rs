@@ -2,7 +2,7 @@
 
 use lockset::Mode;
 
-use super::{Exception, Verdict, judge};
+use super::{Exception, LEADER, Verdict, judge};
 use crate::history::{Event, History, Nanos, Outcome, Promise, Register, Setup, What};
 
 const SECOND: Nanos = 1_000_000_000;
@@ -51,8 +51,12 @@ impl Story {
     }
 
     fn fault(self, fault: &str, begin: f64, end: f64) -> Self {
+        self.fault_of(&format!("server 0{LEADER}"), fault, begin, end)
+    }
+
+    fn fault_of(self, target: &str, fault: &str, begin: f64, end: f64) -> Self {
         let number = self.events.len();
-        let (fault, target) = (fault.to_owned(), "server".to_owned());
+        let (fault, target) = (fault.to_owned(), target.to_owned());
         let begins = What::FaultBegins { number, fault, target };
         self.add(begin, "nemesis", begins).add(end, "nemesis", What::FaultEnds { number })
     }
@@ -341,6 +345,11 @@ fn an_exception_is_counted_where_the_guarantees_name_it() {
     for (engine, fault) in promised {
         assert_eq!(overlap(engine, fault, 2.0, 6.0).violations().count(), 1, "{engine} {fault}");
     }
+    let follower = Story::on("etcd")
+        .hold("c0.1", 1, 5, 1.0, 9.0)
+        .fault_of("server 1", "server-stop", 2.0, 6.0)
+        .hold("c1.1", 1, 6, 8.0, 9.5);
+    follower.breaks(Promise::Exclusion, "entered while");
     let short = overlap("etcd", "leader-stop", 2.0, 4.0);
     assert_eq!(short.violations().count(), 1, "a leader stopped for less than a lease");
 }
