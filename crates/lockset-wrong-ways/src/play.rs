@@ -289,6 +289,7 @@ fn rule(promise: Promise) -> &'static str {
     match promise {
         Promise::Exclusion => "exclusion",
         Promise::Tokens => "tokens",
+        Promise::UniqueTokens => "unique tokens",
         Promise::Order => "order",
         Promise::Loss => "loss",
         Promise::Progress => "progress",
