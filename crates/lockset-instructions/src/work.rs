@@ -39,7 +39,7 @@ pub(crate) fn run(url: &str, tasks: usize, cycles: usize) {
     runtime.block_on(async {
         let locks = connect(url).await;
         let each = (0..tasks).map(|task| {
-            let mutex = locks.mutex(&format!("instructions/{task}")).unwrap();
+            let mutex = locks.mutex(format!("instructions/{task}")).unwrap();
             tokio::spawn(async move {
                 for _ in 0..cycles / tasks {
                     let guard = mutex.lock().await.unwrap();

@@ -1,5 +1,5 @@
 //! Passwords and TLS of the PostgreSQL engine, on real servers.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 #[allow(dead_code, reason = "the tests of other engines need more of it")]
 mod secrets;

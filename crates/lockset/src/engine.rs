@@ -231,6 +231,7 @@ pub struct Claim {
 }
 
 #[cfg(any(test, fuzzing))]
+#[allow(clippy::unwrap_used, reason = "for tests")]
 impl Claim {
     /// A fresh exclusive claim, as the front would make it.
     pub(crate) fn plain(name: &str, ttl: Duration) -> Self {
