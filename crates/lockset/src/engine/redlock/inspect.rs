@@ -32,13 +32,14 @@ impl RedlockCore {
     where
         F: Future<Output = Result<T>>,
     {
-        self.at_nodes(self.nodes.usable(), request).await
+        self.at_nodes(self.nodes.usable(), self.nodes.quorum, request).await
     }
 
-    /// Sends a request to these nodes; a quorum must reply.
-    async fn at_nodes<T, F>(
+    /// Sends a request to these nodes; `needed` of them must reply.
+    pub(super) async fn at_nodes<T, F>(
         self: &Arc<Self>,
         nodes: Vec<usize>,
+        needed: usize,
         request: impl Fn(Arc<dyn Engine>) -> F,
     ) -> Result<Vec<T>>
     where
@@ -55,7 +56,7 @@ impl RedlockCore {
         let started = self.clock.now();
         let (mut replies, mut last_error) = (Vec::new(), None);
         loop {
-            let enough = replies.len() >= self.nodes.quorum;
+            let enough = replies.len() >= needed;
             let ttl = self.options.max_ttl;
             let limit =
                 started + if enough { self.node_timeout(ttl) } else { self.quorum_timeout(ttl) };
@@ -68,7 +69,7 @@ impl RedlockCore {
             }
         }
         silent.into_iter().for_each(|node| self.nodes.exclude(node));
-        match replies.len() >= self.nodes.quorum {
+        match replies.len() >= needed {
             true => Ok(replies),
             false => Err(self.nodes.too_few_replies(replies.len(), last_error)),
         }
@@ -161,7 +162,7 @@ impl RedlockCore {
     async fn is_free_without(self: &Arc<Self>, name: &Name, excluded: usize) -> bool {
         let mut others = self.nodes.usable();
         others.retain(|node| *node != excluded);
-        let states = self.at_nodes(others, |engine| {
+        let states = self.at_nodes(others, self.nodes.quorum, |engine| {
             let name = name.clone();
             async move { engine.inspect(&name).await }
         });

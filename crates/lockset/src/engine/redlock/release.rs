@@ -13,7 +13,7 @@ use super::RedlockCore;
 use super::attempt::{AtNode, Attempt, AttemptPhase, claim_of};
 use super::nodes::unreachable_error;
 use crate::engine::common::backoff::Backoff;
-use crate::engine::{Break, Claim, ClaimId, Grant, Holder};
+use crate::engine::{Break, Claim, ClaimId, Engine, Grant, Holder};
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::token::Token;
@@ -269,18 +269,25 @@ impl RedlockCore {
         Some(holders.chain(waiters).filter(is_ours).collect())
     }
 
-    /// Breaks the lock at every node that replies, which must be a quorum.
+    /// Breaks the lock at every node that replies, which must be a quorum. The entry node is last:
+    /// it hands the lock to the next claim, and a request that reached other nodes after that would
+    /// break the next holder there.
     pub(super) async fn force_release(
         self: &Arc<Self>,
         name: &Name,
         how: Break,
     ) -> Result<Vec<Holder>> {
         let before = self.inspect(name).await?.holders;
-        let broken = self.at_usable_nodes(|engine| {
+        let request = |engine: Arc<dyn Engine>| {
             let name = name.clone();
             async move { engine.force_release(&name, how).await }
-        });
-        let broken = broken.await?;
+        };
+        let (quorum, entry) = (self.nodes.quorum, self.nodes.entry_node());
+        let (last, others): (Vec<_>, Vec<_>) =
+            self.nodes.usable().into_iter().partition(|node| Some(*node) == entry);
+        let mut broken = self.at_nodes(others, quorum.saturating_sub(1), request).await?;
+        let still_needed = quorum.saturating_sub(broken.len());
+        broken.extend(self.at_nodes(last, still_needed, request).await?);
         let is_broken = |holder: &Holder| {
             let is_same = |at: &Holder| at.claim.map(claim_of) == holder.claim;
             broken.iter().flatten().any(is_same)
