@@ -483,7 +483,9 @@ fn parse_host(text: &str, default_port: u16) -> Option<(String, u16)> {
         Some((host, port)) => (host, port.parse().ok()?),
         None => (text, default_port),
     };
+    // Only an IPv6 address has brackets: without a colon they would be lost when it is shown.
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let bare = bare.filter(|host| host.contains(':'));
     let is_allowed = |c: char| match c {
         '.' | '-' | '_' => true,
         ':' | '%' => bare.is_some(),
@@ -624,7 +626,9 @@ mod tests {
         assert_eq!(identity("etcd", &servers.hosts, "/x@y"), "etcd://[::1]:9,a:9,b:77/x%40y");
         let each = parse("redlock://me:p@a,b").servers(9, "").unwrap();
         assert_eq!(each.logins.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
-        for wrong in ["", "a,", "a:0", "a:x", "a:99999", "[::1", "::1", "a b", "u@", "a/b@c"] {
+        for wrong in
+            ["", "a,", "a:0", "a:x", "a:99999", "[::1", "::1", "[2%]", "a b", "u@", "a/b@c"]
+        {
             let error = parse(&format!("etcd://{wrong}")).servers(9, "form").err().unwrap();
             assert!(error.to_string().contains("(not shown)"), "{error}");
         }
