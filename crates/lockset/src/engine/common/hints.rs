@@ -220,7 +220,7 @@ impl HintSenders {
     }
 
     /// Ends all watches, and those that are added later.
-    #[cfg(any(feature = "local", feature = "redis", feature = "zookeeper"))]
+    #[cfg(any(feature = "local", feature = "redis", feature = "postgres", feature = "zookeeper"))]
     pub(crate) fn close(&mut self) {
         *self = Self { is_closed: true, ..Self::default() };
     }
