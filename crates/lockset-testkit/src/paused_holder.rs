@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::Process;
 use crate::stage::{
-    ClusterStage, EtcdStage, LocalStage, PostgresServer, RedisServer, RedisStage, RedlockStage,
-    S3Server, SentinelStage, Stage, ZooKeeperStage,
+    ClusterStage, EtcdStage, LocalStage, PostgresServer, PostgresStage, RedisServer, RedisStage,
+    RedlockStage, S3Server, SentinelStage, Stage, ZooKeeperStage,
 };
 use crate::steps::within;
 
@@ -308,7 +308,7 @@ pub async fn play_all(
 
 /// The engines whose clients are processes, by name.
 pub const ENGINES: &[&str] =
-    &["local", "redis", "sentinel", "cluster", "redlock", "zookeeper", "etcd"];
+    &["local", "redis", "sentinel", "cluster", "redlock", "zookeeper", "etcd", "postgres"];
 
 /// Starts the backend of an engine. `actor` is a program that calls
 /// [`serve_arguments`](crate::process::serve_arguments).
@@ -324,6 +324,7 @@ pub fn stage_of(engine: &str, actor: &'static str) -> Box<dyn Stage> {
         "redlock" => Box::new(RedlockStage::start(actor)),
         "zookeeper" => Box::new(ZooKeeperStage::start(actor)),
         "etcd" => Box::new(EtcdStage::start(actor)),
+        "postgres" => Box::new(PostgresStage::start(actor)),
         _ => panic!("there is no engine {engine}"),
     }
 }

@@ -50,3 +50,8 @@ async fn on_zookeeper() {
 async fn on_etcd() {
     play("etcd", &["sqlite"]).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_postgres() {
+    play("postgres", &["sqlite"]).await;
+}
