@@ -24,8 +24,10 @@ use crate::sync;
 const RECHECK_LISTENING: Duration = Duration::from_secs(15);
 /// The time between two registrations of the same watches.
 const REGISTER_INTERVAL: Duration = Duration::from_secs(20);
-/// A transaction that did not see a registration has committed after this time.
-const SETTLED: Duration = Duration::from_millis(500);
+/// When watches are rechecked after a registration. A transaction that did not see it has committed
+/// by the last of these times; most have by the first.
+const SETTLING: [Duration; 3] =
+    [Duration::from_millis(20), Duration::from_millis(100), Duration::from_millis(500)];
 /// The pause after a registration that failed.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// The time between two attempts to remove what is not used any more.
@@ -89,7 +91,7 @@ impl PostgresCore {
 
 /// Registers the watches, again and again while there are any.
 pub(super) async fn run_watches(core: Arc<PostgresCore>) {
-    let mut was_registered = false;
+    let (mut was_registered, mut is_new) = (false, true);
     loop {
         let scopes = {
             let mut scopes = sync::lock(&core.watches.senders).scopes();
@@ -104,6 +106,7 @@ pub(super) async fn run_watches(core: Arc<PostgresCore>) {
         };
         if scopes.is_empty() && !was_registered {
             core.watches.added.notified().await;
+            is_new = true;
             continue;
         }
         match core.register_watches(&scopes).await {
@@ -112,15 +115,22 @@ pub(super) async fn run_watches(core: Arc<PostgresCore>) {
                 let error = error.into_error();
                 report!(debug, error = error, "watches could not be registered");
                 tokio::time::sleep(RETRY_PAUSE).await;
+                is_new = true;
                 continue;
             }
         }
-        core.watches.on_all_changed();
-        tokio::time::sleep(SETTLED).await;
-        core.watches.on_all_changed();
-        tokio::select! {
-            () = core.watches.added.notified() => {}
-            () = tokio::time::sleep(REGISTER_INTERVAL) => {}
+        let settling = if is_new { &SETTLING[..] } else { &[] };
+        is_new = false;
+        for pause in settling.iter().chain([&REGISTER_INTERVAL]) {
+            core.watches.on_all_changed();
+            tokio::select! {
+                // Registered at once, however long the others still settle.
+                () = core.watches.added.notified() => {
+                    is_new = true;
+                    break;
+                }
+                () = tokio::time::sleep(*pause) => {}
+            }
         }
     }
 }
