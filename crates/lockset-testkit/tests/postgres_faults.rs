@@ -1,5 +1,5 @@
 //! What the PostgreSQL engine makes of faults: each has a clear outcome, seen on a real server.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::time::Duration;
 
@@ -94,9 +94,14 @@ async fn a_lost_reply_is_resolved_by_the_claim_id() {
         let seen = theirs.inspect(name.as_str()).await.unwrap();
         assert_eq!(seen.holders.len(), 1, "{seen:?}");
         assert_eq!(seen.holders[0].token, Some(guard.token()));
-        within(BY_HEARTBEAT, "released", guard.release()).await.unwrap();
-        let free = theirs.mutex(name.as_str()).unwrap().try_lock().await.unwrap();
-        assert!(free.is_some(), "nothing is left behind");
+        // The cut can also meet the release. Then its outcome is unknown, and the claim is withdrawn
+        // in the background.
+        match within(BY_HEARTBEAT, "an answer to the release", guard.release()).await {
+            Ok(()) | Err(Error::Unreachable { retryable: true, .. }) => {}
+            other => panic!("released, or not known, instead of {other:?}"),
+        }
+        let free = theirs.mutex(name.as_str()).unwrap().lock_within(BY_HEARTBEAT).await;
+        assert!(free.is_ok(), "nothing is left behind: {free:?}");
     }
 }
 
