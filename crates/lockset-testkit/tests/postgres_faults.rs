@@ -94,8 +94,8 @@ async fn a_lost_reply_is_resolved_by_the_claim_id() {
         let seen = theirs.inspect(name.as_str()).await.unwrap();
         assert_eq!(seen.holders.len(), 1, "{seen:?}");
         assert_eq!(seen.holders[0].token, Some(guard.token()));
-        // The cut can also meet the release. Then its outcome is unknown, and the claim is withdrawn
-        // in the background.
+        // The cut can also meet the release. Then its outcome is unknown, and the claim is
+        // withdrawn in the background.
         match within(BY_HEARTBEAT, "an answer to the release", guard.release()).await {
             Ok(()) | Err(Error::Unreachable { retryable: true, .. }) => {}
             other => panic!("released, or not known, instead of {other:?}"),
