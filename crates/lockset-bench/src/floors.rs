@@ -11,7 +11,7 @@ use crate::measure::now;
 
 /// The least that a lock can be on an engine.
 pub(crate) trait Least {
-    /// So many cycles at once, again and again for this long; answers how many.
+    /// Runs this many cycles at once, again and again for this long. Returns their number.
     fn cycles(&mut self, depth: usize, span: Duration) -> u64;
 
     /// One hand-off, in seconds.

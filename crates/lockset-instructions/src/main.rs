@@ -26,7 +26,7 @@ use work::Work;
 /// How much more than the recorded number is accepted.
 const TOLERANCE: f64 = 1.05;
 /// A busy machine can only add instructions, by timers and by connections that are opened again. So
-/// the least of so many counts is taken, if the first is too high.
+/// the least of up to this many counts is taken, if the first is too high.
 const COUNTS: usize = 3;
 
 /// Instructions of the client per lock and release, with rustc 1.95.

@@ -339,7 +339,7 @@ impl History {
     /// The setup.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the history has no setup.
     pub fn setup(&self) -> &Setup {
         let mut setups = self.events.iter().filter_map(|event| match &event.what {
             What::Setup(setup) => Some(setup),

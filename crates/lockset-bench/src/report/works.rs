@@ -54,7 +54,7 @@ pub(crate) const WORKS: &[Work] = &[
     Work { name: FROZEN, measure: frozen },
 ];
 
-/// Lock and release by so many tasks, each on a name of its own.
+/// Lock and release by a number of tasks, each on a name of its own.
 fn uncontended(ring: &mut Ring<'_>) {
     let mut teams = ring.teams(1, |_| TTL_MS);
     let sizes = if ring.pace.quick { FEW_TASKS } else { TASKS };
@@ -282,7 +282,7 @@ fn waiting(ring: &mut Ring<'_>) {
     }
 }
 
-/// Lets one process hold so many more names, and each of the others wait for all of them.
+/// Lets one process hold `names` more names, and each of the others wait for all of them.
 fn queue(team: &mut Team, names: usize, total: usize) -> Result<(), Silence> {
     let prefix = format!("{}-idle-{total}", team.prefix());
     team.ask(&format!("hold {prefix} {names}"), "held", LIMIT)?;

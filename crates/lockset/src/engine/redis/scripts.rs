@@ -95,7 +95,7 @@ impl Script {
         self.call_sized(keys, 16, 512)
     }
 
-    /// The same for so many arguments, of so many bytes in all.
+    /// The same, with room for `args` arguments of `bytes` bytes in all.
     pub(super) fn call_sized(&self, keys: usize, args: usize, bytes: usize) -> Cmd {
         let mut command = Cmd::with_capacity(3 + args, 64 + bytes);
         let mut count = Vec::with_capacity(20);
